@@ -1,0 +1,5 @@
+"""Reading circuits out of transformer weights: the mathematics behind the two articles.
+
+`models` loads, `layernorm` folds, `residual`, `heads`, `subspaces` and `vocabulary` are the
+mathematics, `report` prints and records, `published` compares. Nothing is imported or run here.
+"""

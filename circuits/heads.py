@@ -1,0 +1,104 @@
+"""One attention head: its two matrices, its three steps, its tensor form, its pattern in one step.
+
+Part 2 of the articles; the paper's "Attention Heads are Independent and Additive" to
+"Observations about Attention Heads". Vectors are rows here, as TransformerLens keeps them, so
+every matrix is the transpose of the articles': their W_OV = W_O W_V is `(W_V W_O)ᵀ`.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import transformer_lens  # seconds to import: only for those who have a model already
+
+
+def factored(
+    left: Float[Tensor, "rows k"], right: Float[Tensor, "k columns"]
+) -> "transformer_lens.FactoredMatrix":
+    """The product left right, kept as its factors."""
+    from transformer_lens import FactoredMatrix
+
+    return FactoredMatrix(left, right)
+
+
+def W_OV(
+    model: "transformer_lens.HookedTransformer", layer: int, head: int
+) -> "transformer_lens.FactoredMatrix":
+    """W_V W_O [d_model, d_model] of rank d_head, kept as its two factors: what a head moves."""
+    return factored(model.W_V[layer, head], model.W_O[layer, head])
+
+
+def W_QK(
+    model: "transformer_lens.HookedTransformer", layer: int, head: int
+) -> "transformer_lens.FactoredMatrix":
+    """W_Q W_Kᵀ [d_model, d_model] of rank d_head, kept as its two factors: where a head looks."""
+    return factored(model.W_Q[layer, head], model.W_K[layer, head].T)
+
+
+def W_QK_with_biases(
+    model: "transformer_lens.HookedTransformer", layer: int, head: int
+) -> "transformer_lens.FactoredMatrix":
+    """W_QK [d_model + 1, d_model + 1] for a stream with an always-1 column, which holds the biases."""
+    W_Q = torch.cat([model.W_Q[layer, head], model.b_Q[layer, head][None]])
+    W_K = torch.cat([model.W_K[layer, head], model.b_K[layer, head][None]])
+    return factored(W_Q, W_K.T)
+
+
+def concatenated(
+    z: Float[Tensor, "pos head d_head"], W_O: Float[Tensor, "head d_head d_model"]
+) -> Float[Tensor, "pos d_model"]:
+    """The usual description of a layer: stack the result vectors, multiply once (Part 2, section 2)."""
+    return z.flatten(1) @ W_O.flatten(0, 1)
+
+
+def summed(
+    z: Float[Tensor, "pos head d_head"], W_O: Float[Tensor, "head d_head d_model"]
+) -> Float[Tensor, "pos d_model"]:
+    """The paper's description: every head writes through its own slice of W_O, and the writes add."""
+    return sum(z[:, head] @ W_O[head] for head in range(len(W_O)))
+
+
+def three_steps(
+    x: Float[Tensor, "pos d_model"],
+    A: Float[Tensor, "dst src"],
+    W_V: Float[Tensor, "d_model d_head"],
+    b_V: Float[Tensor, " d_head"],
+    W_O: Float[Tensor, "d_head d_model"],
+) -> tuple[Float[Tensor, "pos d_head"], Float[Tensor, "pos d_model"]]:
+    """(r, h): values, then their mix by the pattern, then the write (Part 2, section 3).
+
+    `x` is the stream as the head sees it, after layer norm; `A` is its attention pattern.
+    """
+    v = x @ W_V + b_V
+    r = A @ v
+    return r, r @ W_O
+
+
+def pattern_in_one_step(
+    x: Float[Tensor, "pos d_model"], W_QK: "transformer_lens.FactoredMatrix", d_head: int
+) -> tuple[Float[Tensor, "dst src"], Float[Tensor, "dst src"]]:
+    """(A, scores): the pattern from x W_QK xᵀ alone, without a query or a key (Part 2, section 4).
+
+    `W_QK` is `W_QK_with_biases`: x is given the always-1 column here. Scores are divided by
+    sqrt(d_head), which the paper folds into W_Q; a score of the future is -inf before the softmax.
+    """
+    x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
+    scores = x @ W_QK.AB @ x.T / d_head**0.5
+    future = torch.ones_like(scores).triu(1).bool()
+    return scores.masked_fill(future, -torch.inf).softmax(-1), scores
+
+
+def reparametrised(
+    left: Float[Tensor, "d_model d_head"],
+    right: Float[Tensor, "d_head d_model"],
+    M: Float[Tensor, "d_head d_head"],
+) -> tuple[Float[Tensor, "d_model d_head"], Float[Tensor, "d_head d_model"]]:
+    """Other factors of the same product: (left M, M⁻¹ right) (Part 2, section 6).
+
+    W_V and W_O, or W_Q and W_Kᵀ: what lies between the two factors means nothing on its own.
+    Raises torch.linalg.LinAlgError where M is singular.
+    """
+    return left @ M, torch.linalg.solve(M, right)

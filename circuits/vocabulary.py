@@ -1,0 +1,115 @@
+"""From weights to tokens: the direct path, OV columns, QK rows, and who is its own top output.
+
+Part 1 section 4 and Part 2 section 7 of the articles; the paper's "Zero-Layer Transformers" and
+"The QK and OV circuits". The full tables are d_vocab x d_vocab and never built: one row at a time,
+or, for `own_top`, one block of the vocabulary at a time.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import transformer_lens  # seconds to import: only for those who have a model already
+
+
+def direct_path(
+    W_E: Float[Tensor, "d_vocab d_model"], W_U: Float[Tensor, "d_model d_out"], token: int
+) -> Float[Tensor, " d_out"]:
+    """The row of W_E W_U for `token`: the next-token scores from the token alone (Part 1, section 4)."""
+    return W_E[token] @ W_U
+
+
+def place(scores: Float[Tensor, " n"], index: int) -> int:
+    """Where `index` stands from the highest score down; 1 is the highest."""
+    return int((scores > scores[index]).sum()) + 1
+
+
+def normalised(W_E: Float[Tensor, "n d_model"]) -> Float[Tensor, "n d_model"]:
+    """Each embedding as layer norm hands it to a head: centred, divided by its (unbiased) deviation."""
+    W_E = W_E - W_E.mean(-1, keepdim=True)
+    return W_E.div_(W_E.std(-1, keepdim=True))
+
+
+def ov_column(
+    x: Float[Tensor, " d_model"],
+    W_V: Float[Tensor, "d_model d_head"],
+    W_O: Float[Tensor, "d_head d_model"],
+    W_U: Float[Tensor, "d_model d_vocab"],
+) -> Float[Tensor, " d_vocab"]:
+    """What reading the embedding `x` with full weight adds to every logit (Part 2, section 7)."""
+    return x @ W_V @ W_O @ W_U
+
+
+def qk_row(
+    x: Float[Tensor, " d_model"],
+    W_Q: Float[Tensor, "d_model d_head"],
+    keys: Float[Tensor, "d_vocab d_head"],
+) -> Float[Tensor, " d_vocab"]:
+    """The score that destination `x` gives every source token, from the `keys` W_E W_K of all of them.
+
+    Divided by sqrt(d_head); positions and biases left out (Part 2, section 7).
+    """
+    return keys @ (x @ W_Q) / W_Q.shape[1] ** 0.5
+
+
+def own_top(
+    rows: Float[Tensor, "n k"],
+    columns: Float[Tensor, "k d_vocab"],
+    tokens: Int[Tensor, " n"],
+    block: int = 4096,
+) -> Bool[Tensor, " n"]:
+    """Whether the highest of `rows[i] @ columns` is at `tokens[i]`, ties going to the lower index.
+
+    1. Go through the vocabulary in blocks, and note each token's best score but its own.
+    2. Drop a token as soon as another output beats its own by more than rounding can account for.
+    3. A token that leads by more than rounding is its own top; only the rest need their whole row.
+
+    Equal to `(rows @ columns).argmax(1) == tokens`, with n x block numbers in memory at the most.
+    """
+    own = (rows * columns.T[tokens]).sum(1)
+    # What rounding can do to the difference of two k-term dot products
+    slack = 2 * rows.shape[1] * torch.finfo(rows.dtype).eps * rows.norm(dim=1) * columns.norm(dim=0).max()
+    rival = torch.full_like(own, -torch.inf)
+    alive = torch.arange(len(rows))
+    for start in range(0, columns.shape[1], block):
+        scores = rows[alive] @ columns[:, start : start + block]
+        at = tokens[alive] - start
+        inside = (at >= 0) & (at < scores.shape[1])
+        scores[inside, at[inside]] = -torch.inf
+        rival[alive] = rival[alive].maximum(scores.amax(1))
+        alive = alive[rival[alive] <= own[alive] + slack[alive]]
+    top = torch.zeros(len(rows), dtype=torch.bool)
+    top[alive] = rival[alive] < own[alive] - slack[alive]
+    for i in alive[~top[alive]].tolist():
+        top[i] = (rows[i] @ columns).argmax() == tokens[i]
+    return top
+
+
+def own_top_share(
+    rows: Float[Tensor, "n k"], columns: Float[Tensor, "k d_vocab"], tokens: Int[Tensor, " n"]
+) -> float:
+    """The share of `tokens` whose highest output is the token itself: a measure of copying."""
+    return own_top(rows, columns, tokens).float().mean().item()
+
+
+def reader(model: "transformer_lens.HookedTransformer") -> Callable[[Int[Tensor, ""] | int], str]:
+    """A function from token ids to their text; a piece of a character is told from others by its id."""
+
+    def text(token: Int[Tensor, ""] | int) -> str:
+        decoded = model.tokenizer.decode([int(token)], clean_up_tokenization_spaces=False)
+        return f"{decoded}#{int(token)}" if "\ufffd" in decoded else decoded
+
+    return text
+
+
+def single_token(model: "transformer_lens.HookedTransformer", word: str) -> int:
+    """The id of `word`. Raises ValueError, naming the pieces, where it is not one token."""
+    tokens = model.to_tokens(word, prepend_bos=False)[0]
+    if len(tokens) != 1:
+        pieces = [reader(model)(token) for token in tokens]
+        raise ValueError(f"{word!r} is {len(pieces)} tokens for {model.cfg.model_name}: {pieces}")
+    return int(tokens[0])
