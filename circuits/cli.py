@@ -27,7 +27,7 @@ TITLES = {
 
 
 def run(part: str, sections: Callable, tables: dict[str, dict]) -> int:
-    """Run a part on the published models or the bundled ones; returns the exit status.
+    """Run a part on the published or the bundled models; returns the exit status.
 
     `tables` has for "published" and "mini" what the part looks at: its models by role, its prompt,
     its words. `sections(report, table, checkpoints)` measures, with a checkpoint for each role.
@@ -37,8 +37,8 @@ def run(part: str, sections: Callable, tables: dict[str, dict]) -> int:
         "--models",
         choices=["auto", "published", "mini"],
         default="auto",
-        help="auto: published, from the hub or its cache, else bundled (default); published: never fall back; "
-        "mini: the bundled ones, no network",
+        help="auto: published, from the hub or its cache, else bundled (default); "
+        "published: never fall back; mini: the bundled ones, no network",
     )
     return _guarded(parser, lambda args: _measure(part, sections, tables, args))
 

@@ -4,8 +4,8 @@ NEW and BASELINE are results files, or folders of them (then every file of NEW i
 one of the same name in BASELINE). Without BASELINE, NEW is compared with the published figures.
 
 Against a baseline a quantity that the articles print keeps its own tolerance, around the baseline's
-value, whichever models were measured; any other number may move by 1 part in 1,000, or by 0.0005 where that is
-more; all else must be equal. Noise must stay within its limit.
+value, whichever models were measured; any other number may move by 1 part in 1,000, or by 0.0005 where
+that is more; all else must be equal. Noise must stay within its limit.
 
 Exit status: 0 nothing differs, 1 a figure missed, 2 cannot compare.
 """

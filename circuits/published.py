@@ -41,7 +41,7 @@ def agrees(measured: Any, expected: Any, how: dict) -> bool:
     return abs(measured - expected) <= allowance(expected, how)
 
 
-def allowance(expected: float, how: dict) -> float:
+def allowance(expected: int | float, how: dict) -> int | float:
     """How far from `expected` a number may lie under "decimals", "relative" or "rank"."""
     if how["check"] == "decimals":
         # One part in a hundred more than half a unit: float32 is not asked to round a tie alike.
@@ -57,7 +57,7 @@ def tolerance(figure: dict) -> str:
         "exact": lambda: "exact",
         "between": lambda: "between",
         "at_most": lambda: f"at most {figure['limit']:.2g}",
-        "decimals": lambda: f"±{0.5 * 10.0 ** -figure['decimals']:.{figure['decimals'] + 1}f}",
+        "decimals": lambda: f"±{0.5 * 10.0 ** -figure['decimals']:g}",
         "relative": lambda: f"±{100 * figure['tolerance']:g} %",
         "rank": lambda: f"±{max(1, int(0.001 * figure['published']))}",
     }[figure["check"]]()

@@ -117,7 +117,9 @@ class Report:
         self.say()
         self.say("== Verdicts ".ljust(WIDTH, "="))
         broken = [id for id, n in self.noise.items() if not n["measured"] <= n["limit"]]
-        self.say(f"  {len(self.noise)} identities: {len(self.noise) - len(broken)} hold, {len(broken)} fail")
+        if self.noise:
+            held = len(self.noise) - len(broken)
+            self.say(f"  {len(self.noise)} identities: {held} hold, {len(broken)} do not")
         for id in broken:
             self.say(f"    FAILS     {id}: {show(self.noise[id])}")
         if not self.figures:
