@@ -3,3 +3,9 @@
 `models` loads, `layernorm` folds, `residual`, `heads`, `subspaces` and `vocabulary` are the
 mathematics, `report` prints and records, `published` compares. Nothing is imported or run here.
 """
+
+
+class Fault(Exception):
+    """What a user can mend: one line that names what is wrong and what would be right."""
+
+    status = 2  # the scripts' exit status

@@ -8,6 +8,7 @@ exit status:
 """
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from circuits import published
+from circuits import Fault, published
 from circuits.report import Report
 
 TITLES = {
@@ -91,9 +92,20 @@ def _choose(wanted: str, models: dict[str, dict[str, str]]) -> tuple[str, dict, 
 
 def _finish(report: Report, folder: Path) -> int:
     well = report.conclude()
+    for name in _exchanged(report, folder):
+        print(f"{name}: not the weights that {folder / report.part}.json was measured on", file=sys.stderr)
     report.write(folder)
     print(f"wrote {folder / report.part}.json and {folder / report.part}_stdout.txt", file=sys.stderr)
     return 0 if well else 1
+
+
+def _exchanged(report: Report, folder: Path) -> list[str]:
+    """The models whose weight file is not the one that the last results were measured on."""
+    try:
+        before = json.loads((folder / f"{report.part}.json").read_text(encoding="utf-8"))["models"]
+        return [name for name, s in report.models.items() if before.get(name, s)["sha256"] != s["sha256"]]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return []  # no results before these, or none that can be read
 
 
 def _writable(folder: Path) -> None:
@@ -127,8 +139,6 @@ def _guarded(parser: argparse.ArgumentParser, body: Callable[[argparse.Namespace
     except OSError as error:
         print(f"{parser.prog}: cannot write the results: {error}", file=sys.stderr)
         return 2
-    except Exception as error:
-        if type(error).__module__ != "circuits.models":  # which imports torch, and a toy must not
-            raise
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 3
+    except Fault as fault:
+        print(f"{parser.prog}: {fault}", file=sys.stderr)
+        return fault.status

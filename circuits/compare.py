@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from circuits import published
+from circuits import Fault, published
 from circuits.report import show
 
 # The role each bundled model plays, so that an id with its name finds the figure it stands for
@@ -24,7 +24,7 @@ STANDS_FOR = {"mini-tied-1l": "gpt2", "mini-1l": "attn-only-1l", "mini-2l": "att
 UNPRINTED = {"relative": 1e-3, "absolute": 5e-4}
 
 
-class CannotCompare(Exception):
+class CannotCompare(Fault):
     """One line: which file, and what is wrong with it."""
 
 

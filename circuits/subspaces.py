@@ -14,6 +14,17 @@ def rank(S: Float[Tensor, " k"], shape: tuple[int, int]) -> int:
     return int((S > S.max() * max(shape) * torch.finfo(S.dtype).eps).sum())
 
 
+def singular_values(
+    left: Float[Tensor, "*head rows k"], right: Float[Tensor, "*head k columns"]
+) -> Float[Tensor, "*head k"]:
+    """The k singular values of left right, from its factors: those of R_left R_rightᵀ, k x k.
+
+    Orthonormal columns change no singular value, so the Qs of left = Q R and rightᵀ = Q R drop out.
+    """
+    R_left, R_right = torch.linalg.qr(left, mode="r").R, torch.linalg.qr(right.mT, mode="r").R
+    return torch.linalg.svdvals(R_left @ R_right.mT)
+
+
 def column_space(W: Float[Tensor, "d_model d_head"]) -> Float[Tensor, "d_model rank"]:
     """An orthonormal basis of what the columns of W span.
 

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from circuits import Fault
+
 if TYPE_CHECKING:
     import transformer_lens  # seconds to import: only for those who have a model already
 
@@ -107,9 +109,9 @@ def reader(model: "transformer_lens.HookedTransformer") -> Callable[[Int[Tensor,
 
 
 def single_token(model: "transformer_lens.HookedTransformer", word: str) -> int:
-    """The id of `word`. Raises ValueError, naming the pieces, where it is not one token."""
+    """The id of `word`. Raises Fault, naming the pieces, where it is not one token."""
     tokens = model.to_tokens(word, prepend_bos=False)[0]
     if len(tokens) != 1:
         pieces = [reader(model)(token) for token in tokens]
-        raise ValueError(f"{word!r} is {len(pieces)} tokens for {model.cfg.model_name}: {pieces}")
+        raise Fault(f"{word!r} is {len(pieces)} tokens for {model.cfg.model_name}: {pieces}")
     return int(tokens[0])

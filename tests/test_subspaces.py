@@ -194,3 +194,16 @@ def test_values_of_the_second_layer_come_through_virtual_weights(two_layers):
         received = sum(cache["z", 0][0, :, h] @ virtual[h, reader] for h in range(model.cfg.n_heads))
         values = (received + others @ centred[reader]) / scale + model.b_V[1, reader]
         assert_close(values, cache["v", 1][0, :, reader])
+
+
+# ---- singular values from factors --------------------------------------------------------------------
+
+
+@given(seeds, st.integers(0, 4), st.integers(4, 9), st.integers(4, 9), st.integers(1, 3))
+def test_singular_values_of_a_product_from_its_factors(seed, rank, rows, columns, heads):
+    """Those of the product itself, for every head, and where the factors are not of full rank."""
+    left = torch.stack([of_rank(rank, rows, 4, seed + 2 * h) for h in range(heads)])
+    right = torch.stack([randn(4, columns, seed=seed + 2 * h + 1) for h in range(heads)])
+    S = subspaces.singular_values(left, right)
+    assert S.shape == (heads, 4)
+    assert_close(S, torch.linalg.svdvals(left @ right)[:, :4], atol=1e-9, rtol=1e-9)

@@ -12,7 +12,7 @@ from jaxtyping import TypeCheckError
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from circuits import vocabulary
+from circuits import Fault, vocabulary
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -397,14 +397,14 @@ def test_single_token_is_its_id(mini):
     ],
 )
 def test_single_token_names_the_pieces_of_any_other_word(mini, word, message):
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(Fault) as raised:
         vocabulary.single_token(mini, word)
     assert str(raised.value) == message
 
 
 def test_single_token_shows_pieces_of_a_character_by_their_ids(mini):
     pieces = mini.to_tokens("猫", prepend_bos=False)[0].tolist()
-    with pytest.raises(ValueError, match="3 tokens") as raised:
+    with pytest.raises(Fault, match="3 tokens") as raised:
         vocabulary.single_token(mini, "猫")
     for piece in pieces:
         assert f"\ufffd#{piece}" in str(raised.value)

@@ -1,0 +1,183 @@
+"""Every number of Part 1, "The Big Idea and the Residual Stream", section by section.
+
+One function a section, in the article's numbering; the mathematics is called from `circuits`.
+`python circuits_part1.py` writes results/part1.json and results/part1_stdout.txt.
+"""
+
+import sys
+
+import torch
+
+from circuits import cli, residual, subspaces, vocabulary
+
+DURSLEY = (
+    "Mr and Mrs Dursley, of number four, Privet Drive, were proud to say that they were perfectly normal. "
+    "Mr and Mrs Durs"
+)
+TABLES = {
+    "published": {
+        "models": {"two_layers": "attn-only-2l", "one_layer": "attn-only-1l", "tied": "gpt2"},
+        "prompt": DURSLEY,
+        "words": [" Barack", " United", " New", " Hong", " Mr", " according", " Los"],
+    },
+    "mini": {
+        "models": {"two_layers": "mini-2l", "one_layer": "mini-1l", "tied": "mini-1l"},
+        "prompt": DURSLEY,
+        "words": [" United", " New", " Mr", " according", " Middle"],
+    },
+}
+ORDINARY = torch.arange(1000, 3000)  # the article's 2,000 ordinary tokens
+SEED = 0
+
+
+def sections(report, table, checkpoints):
+    two, one, tied = (checkpoints[role] for role in ("two_layers", "one_layer", "tied"))
+    model, unfolded = two.model(), two.model(folded=False)
+    section_1_sizes(report, model)
+    section_2_folding(report, model, unfolded, table["prompt"])
+    section_3_residual_stream(report, model, table["prompt"])
+    one_layer = one.model()
+    section_4_direct_path(report, one_layer, one.name, tied, table["words"])
+    section_5_virtual_weights(report, model)
+    section_6_bandwidth(report, two, tied)
+    section_7_rotation(report, one_layer, table["prompt"])
+
+
+def section_1_sizes(report, model):
+    cfg = model.cfg
+    report.section(1, f"The model in four equations: its sizes ({cfg.model_name})")
+    for name in ("n_layers", "n_heads", "d_model", "d_head", "d_vocab", "n_ctx", "attn_only"):
+        report.quantity(f"1.{name}", name, getattr(cfg, name))
+    report.quantity("1.n_params", "parameters", sum(p.numel() for p in model.parameters()))
+    for name in ("W_E", "W_pos", "W_U", "W_Q", "W_K", "W_V", "W_O"):
+        report.quantity(f"1.shape.{name}", f"shape of {name}", list(getattr(model, name).shape))
+    ends = model.W_E.numel() + model.W_U.numel()
+    report.quantity("1.n_params_embed_unembed", "parameters in W_E and W_U", ends)
+
+
+def section_2_folding(report, model, unfolded, prompt):
+    report.section(2, "Folding layer norm into the weights")
+    tokens = model.to_tokens(prompt)
+    report.quantity("2.n_tokens", "tokens of the prompt, BOS among them", tokens.shape[1])
+    change = (model(tokens).log_softmax(-1) - unfolded(tokens).log_softmax(-1)).abs().max()
+    report.small("2.max_log_prob_change", "largest change in a log-probability", change.item(), 7.8e-4)
+
+
+def section_3_residual_stream(report, model, prompt):
+    report.section(3, f"The residual stream at the last position, taken apart ({model.cfg.model_name})")
+    tokens, logits, cache = residual.run(model, prompt)
+    pos = len(tokens) - 1
+    text = vocabulary.reader(model)
+    answer = int(logits[pos].argmax())
+    top = logits[pos].softmax(-1).topk(5)
+    report.quantity("3.last_tokens", "last tokens", [text(t) for t in tokens[-6:]])
+    report.quantity("3.prediction", "the model predicts", text(answer))
+    report.quantity("3.top5.tokens", "top 5", [text(t) for t in top.indices])
+    report.quantity("3.top5.probabilities", "their probabilities", top.values.tolist())
+
+    written = residual.pieces(model, cache, pos)
+    stream = cache["resid_post", model.cfg.n_layers - 1][0, pos]
+    total = sum(written.values())
+    report.quantity("3.n_parts", "parts of the stream", len(written))
+    report.small(
+        "3.max_sum_error", "|sum of parts - stream| max", (total - stream).abs().max().item(), 2.4e-5
+    )
+    report.quantity("3.final_norm", "norm of the stream", stream.norm().item())
+    report.quantity("3.real_first4", "first 4 coordinates of the stream", stream[:4].tolist())
+    report.quantity("3.sum_first4", "first 4 coordinates of the sum", total[:4].tolist())
+
+    scale = cache["ln_final.hook_scale"][0, pos, 0]
+    shares = residual.logit_shares(written, scale, model.W_U, model.b_U, answer)
+    logit = logits[pos, answer].item()
+    report.quantity("3.ln_scale", "size that the last layer norm divides by", scale.item())
+    report.say(f"  what each part adds to the logit of {text(answer)!r}, largest first:")
+    for name, share in sorted(shares.items(), key=lambda item: -item[1]):
+        report.quantity(f"3.share.{name}", f"  {name}", share)
+    report.quantity("3.sum_of_shares", "sum of all lines", sum(shares.values()))
+    report.quantity("3.logit", "the model's logit", logit)
+    report.small("3.max_share_error", "|sum - logit|", abs(sum(shares.values()) - logit), 2e-4)
+
+    layer, head = max(residual.heads(model), key=lambda lh: shares["{}.{}".format(*lh)])
+    report.quantity("3.largest_head", "the head with the largest share", f"{layer}.{head}")
+    report.quantity("3.largest_head_fraction", "its fraction of the logit", shares[f"{layer}.{head}"] / logit)
+    seen = cache["pattern", layer][0, head, pos].topk(3)
+    report.quantity("3.largest_head_attends.positions", "positions it attends to most", seen.indices.tolist())
+    report.quantity("3.largest_head_attends.tokens", "  tokens", [text(t) for t in tokens[seen.indices]])
+    report.quantity("3.largest_head_attends.weights", "  weights", seen.values.tolist())
+
+
+def section_4_direct_path(report, model, name, tied, words):
+    report.section(4, "The direct path W_U W_E: next tokens from the token alone, no text run")
+    text = vocabulary.reader(model)
+    for word in words:
+        token = vocabulary.single_token(model, word)
+        scores = vocabulary.direct_path(model.W_E, model.W_U, token)
+        id = f"4.direct.{word.strip()}"
+        report.quantity(f"{id}.top5", f"after {word!r} ({name})", [text(t) for t in scores.topk(5).indices])
+        report.quantity(f"{id}.own_rank", "  rank of the token itself", vocabulary.place(scores, token))
+    report.say("  share of tokens 1000..2999 whose top direct-path prediction is the token itself:")
+    share = vocabulary.own_top_share(model.W_E[ORDINARY], model.W_U, ORDINARY)
+    report.quantity(f"4.own_top_share.{name}", f"  {name}, W_U free", share)
+    ends = tied.folded()
+    share = vocabulary.own_top_share(ends["embed.W_E"][ORDINARY], ends["unembed.W_U"], ORDINARY)
+    report.quantity(f"4.own_top_share.{tied.name}", f"  {tied.name}, W_U tied to W_E", share)
+
+
+def section_5_virtual_weights(report, model):
+    report.section(5, f"Reading, writing and virtual weights ({model.cfg.model_name}, the paper's shapes)")
+    W_V, W_O = model.W_V[0, 0].T, model.W_O[0, 0].T  # the paper writes vectors as columns
+    W_OV = W_O @ W_V
+    report.quantity("5.paper_shape.W_V", "head 0.0 reads with W_V", list(W_V.shape))
+    report.quantity("5.paper_shape.W_O", "  and writes with W_O", list(W_O.shape))
+    report.quantity("5.paper_shape.W_OV", "  W_O W_V", list(W_OV.shape))
+    report.quantity("5.numel.W_OV", "  numbers in it", W_OV.numel())
+    report.quantity("5.rank.W_OV", "  its rank", subspaces.rank(torch.linalg.svdvals(W_OV), W_OV.shape))
+
+    virtual = subspaces.virtual_weights(model.W_O[0], model.W_V[1])  # [writer, reader, d_head, d_head]
+    norms = virtual.norm(dim=(-2, -1))
+    report.quantity("5.virtual.shape", "one virtual weight", list(virtual.shape[2:]))
+    report.quantity("5.virtual.n_pairs", "pairs of heads", norms.numel())
+    for word, index in (("largest", norms.argmax()), ("smallest", norms.argmin())):
+        writer, reader = divmod(int(index), len(norms))
+        report.quantity(f"5.virtual.{word}.pair", f"{word}: from, to", [f"0.{writer}", f"1.{reader}"])
+        report.quantity(f"5.virtual.{word}.norm", "  its Frobenius norm", norms[writer, reader].item())
+    for writer, row in enumerate(norms.tolist()):
+        report.record(f"5.virtual.norms.0.{writer}", row)
+    report.quantity("5.paper_shape.W_E", "the embedding writes too: W_E", list(model.W_E.T.shape))
+    report.quantity(
+        "5.paper_shape.W_V_W_E", "  head 0.0 reading it: W_V W_E", list((W_V @ model.W_E.T).shape)
+    )
+
+
+def section_6_bandwidth(report, *checkpoints):
+    report.section(6, "Bandwidth: dimensions that write, for each dimension of the stream")
+    for checkpoint in checkpoints:
+        cfg, id = checkpoint.cfg, f"6.{checkpoint.name}"
+        head_dims = cfg["n_layers"] * cfg["n_heads"] * cfg["d_head"]
+        mlp_neurons = 0 if cfg.get("attn_only") else cfg["n_layers"] * cfg["d_mlp"]
+        report.quantity(f"{id}.d_model", f"{checkpoint.name}: dimensions of the stream", cfg["d_model"])
+        report.quantity(f"{id}.head_dims", "  dimensions that heads write", head_dims)
+        report.quantity(f"{id}.mlp_neurons", "  MLP neurons", mlp_neurons)
+        report.quantity(f"{id}.ratio", "  ratio", (head_dims + mlp_neurons) / cfg["d_model"])
+
+
+def section_7_rotation(report, model, prompt):
+    report.section(7, f"Rotating the residual stream ({model.cfg.model_name})")
+    R = residual.rotation(model.cfg.d_model, torch.Generator().manual_seed(SEED)).float()
+    turned = residual.rotated(model, R)
+    eye, ones = torch.eye(len(R)), torch.ones(len(R))
+    report.small("7.orthogonality_error", "|R Rᵀ - I| max", (R @ R.T - eye).abs().max().item(), 1.3e-5)
+    report.small(
+        "7.ones_error", "|R 1 - 1| max / |1|", ((R @ ones - ones).abs().max() / ones.norm()).item(), 8.6e-7
+    )
+    change = (turned["embed.W_E"] - model.W_E).abs().mean()
+    report.quantity("7.mean_W_E_change", "mean |change| of a number of W_E", change.item())
+    tokens = model.to_tokens(prompt)
+    logits = torch.func.functional_call(model, turned, (tokens,))
+    report.small(
+        "7.max_logit_change", "largest change in a logit", (logits - model(tokens)).abs().max().item(), 9.6e-4
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run("part1", sections, TABLES))

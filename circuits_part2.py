@@ -1,0 +1,242 @@
+"""Every number of Part 2, "One Attention Head, Taken Apart", section by section.
+
+One function a section, in the article's numbering; the mathematics is called from `circuits`.
+`python circuits_part2.py` writes results/part2.json and results/part2_stdout.txt.
+"""
+
+import sys
+
+import torch
+
+from circuits import cli, heads, residual, subspaces, vocabulary
+
+TEA = "I like green tea, so I drink green"
+TABLES = {
+    "published": {
+        "models": {"one_layer": "attn-only-1l", "two_layers": "attn-only-2l"},
+        "head": "0.3",
+        "prompt": TEA,
+        "answer": " tea",
+        "ov_words": [" tea", " green", " Paris", " Obama", " coffee", " cat", " London", " Potter"],
+        "qk_words": [" in", " see", " of", " the", " drink"],
+    },
+    "mini": {
+        "models": {"one_layer": "mini-1l", "two_layers": "mini-2l"},
+        "head": "0.3",
+        "prompt": TEA,
+        "answer": " tea",
+        "ov_words": [" tea", " green", " Paris", " coffee", " cat", " London"],
+        "qk_words": [" in", " see", " of", " the", " drink"],
+    },
+}
+ORDINARY = torch.arange(1000, 3000)  # the article's 2,000 ordinary tokens
+SEED = 0
+
+
+def sections(report, table, checkpoints):
+    model, two = checkpoints["one_layer"].model(), checkpoints["two_layers"].model()
+    layer, head = map(int, table["head"].split("."))
+    section_1_matrices(report, model, layer, head)
+    section_2_heads_add(report, [model, two], table["prompt"])
+    x = section_3_one_head(report, model, layer, head, table["prompt"], table["answer"])
+    section_4_pattern(report, model, layer, head, table["prompt"])
+    section_5_low_rank(report, model, layer, head)
+    section_6_reparametrising(report, model, layer, head, x)
+    section_7_circuits(report, model, layer, head, table["ov_words"], table["qk_words"])
+
+
+def section_1_matrices(report, model, layer, head):
+    report.section(
+        1, f"One head, four matrices ({model.cfg.model_name}, head {layer}.{head}, the paper's shapes)"
+    )
+    for name in ("W_Q", "W_K", "W_V", "W_O"):
+        W = getattr(model, name)[layer, head].T  # the paper writes vectors as columns
+        report.quantity(f"1.paper_shape.{name}", name, list(W.shape))
+    report.quantity("1.numel_each", "numbers in each", W.numel())
+    for name in ("d_model", "d_head", "n_heads"):
+        report.quantity(f"1.{name}", name, getattr(model.cfg, name))
+    report.quantity("1.score_divisor", "scores are divided by sqrt(d_head)", model.cfg.attn_scale)
+
+
+def section_2_heads_add(report, models, prompt):
+    report.section(2, "Concatenate, then multiply = each head through its own slice of W_O, then add")
+    for model in models:
+        _, _, cache = residual.run(model, prompt)
+        for layer, W_O in enumerate(model.W_O):
+            id, z = f"2.{model.cfg.model_name}.{layer}", cache["z", layer][0]
+            at_once, each = heads.concatenated(z, W_O), heads.summed(z, W_O)
+            error = (each + model.b_O[layer] - cache["attn_out", layer][0]).abs().max()
+            label = f"{model.cfg.model_name} layer {layer}"
+            report.quantity(
+                f"{id}.paper_shape.W_O_all", f"{label}: all of W_O", list(W_O.flatten(0, 1).T.shape)
+            )
+            report.small(
+                f"{id}.max_concat_minus_sum",
+                "  |concat - sum| max",
+                (at_once - each).abs().max().item(),
+                1.2e-5,
+            )
+            report.small(f"{id}.max_sum_minus_model", "  |sum + b_O - model| max", error.item(), 3.5e-5)
+
+
+def section_3_one_head(report, model, layer, head, prompt, answer):
+    report.section(3, f"One head on a real prompt ({model.cfg.model_name}, head {layer}.{head})")
+    tokens, logits, cache = residual.run(model, prompt)
+    text = vocabulary.reader(model)
+    A = cache["pattern", layer][0, head]
+    report.quantity("3.tokens", "prompt", [text(t) for t in tokens])
+    report.quantity("3.prediction", "the model predicts next", text(logits[-1].argmax()))
+    seen = A[-1].topk(3)
+    report.quantity(
+        "3.last_row.tokens", "the last token attends most to", [text(t) for t in tokens[seen.indices]]
+    )
+    report.quantity("3.last_row.weights", "  with weights", seen.values.tolist())
+    report.small("3.max_row_sum_error", "|row sum - 1| max", (A.sum(-1) - 1).abs().max().item(), 1.2e-6)
+    report.quantity("3.max_future_weight", "largest weight on the future", A.triu(1).max().item())
+
+    output = cache["z", layer][0, -1, head] @ model.W_O[layer, head] @ model.W_U  # before the last layer norm
+    top = output.topk(5)
+    report.quantity(
+        "3.head_output.tokens", "its output at the last token, read with W_U", [text(t) for t in top.indices]
+    )
+    report.quantity("3.head_output.logits", "  by", top.values.tolist())
+    token = vocabulary.single_token(model, answer)
+    report.quantity("3.rank_of_answer", f"  rank of {answer!r}", vocabulary.place(output, token))
+    report.quantity("3.d_vocab", "  among tokens", len(output))
+
+    x = cache["normalized", layer, "ln1"][0]  # the stream as the head sees it
+    W_OV = heads.W_OV(model, layer, head)
+    r, h = heads.three_steps(x, A, W_OV.A, model.b_V[layer, head], W_OV.B)
+    error = (r - cache["z", layer][0, :, head]).abs().max().item()
+    first_A, first_W = (A @ x) @ W_OV.AB, A @ (x @ W_OV.AB)
+    report.small("3.three_steps_error", "three steps by hand: |r - model's r| max", error, 1e-6)
+    report.small(
+        "3.tensor_form.order_error",
+        "(A ⊗ W_OV) x: |A first - W_OV first| max",
+        (first_A - first_W).abs().max().item(),
+        1.7e-5,
+    )
+    report.small(
+        "3.tensor_form.three_steps_error",
+        "  |A first - three steps| max",
+        (first_A - h).abs().max().item(),
+        1.4e-5,
+    )
+    return x
+
+
+def section_4_pattern(report, model, layer, head, prompt):
+    report.section(4, "The pattern in one step: A = softmax(x W_QK xᵀ), without keys or queries")
+    _, _, cache = residual.run(model, prompt)
+    W_QK = heads.W_QK_with_biases(model, layer, head)
+    A, scores = heads.pattern_in_one_step(cache["normalized", layer, "ln1"][0], W_QK, model.cfg.d_head)
+    report.quantity("4.shape.W_QK_with_biases", "W_QK with the biases folded in", list(W_QK.AB.shape))
+    error = (A - cache["pattern", layer][0, head]).abs().max().item()
+    report.small("4.max_pattern_error", "|A from W_QK - model's A| max", error, 6e-6)
+    report.quantity("4.last_row_scores", "scores of the last row", scores[-1].tolist())
+
+
+def section_5_low_rank(report, model, layer, head):
+    d_head = model.cfg.d_head
+    report.section(5, f"W_OV and W_QK are low-rank ({model.cfg.model_name}, head {layer}.{head})")
+    for name, product, zero in (("W_OV", heads.W_OV, 8.8e-6), ("W_QK", heads.W_QK, 2.7e-6)):
+        id, W = f"5.{name}", product(model, layer, head)
+        S = torch.linalg.svdvals(W.AB)  # of the product, not the factors: that the rest vanish is the finding
+        report.quantity(f"{id}.shape", name, list(W.AB.shape))
+        report.quantity(f"{id}.numel", "  numbers in it", W.AB.numel())
+        report.quantity(f"{id}.numel_factors", "  numbers in its two factors", W.A.numel() + W.B.numel())
+        report.quantity(f"{id}.rank", "  rank", subspaces.rank(S, W.AB.shape))
+        report.quantity(f"{id}.singular_values.first", "  singular values: σ1", S[0].item())
+        report.quantity(f"{id}.singular_values.second", "    σ2", S[1].item())
+        report.quantity(f"{id}.singular_values.at_d_head", f"    σ{d_head}", S[d_head - 1].item())
+        report.small(f"{id}.singular_values.after_d_head", f"    σ{d_head + 1}", S[d_head].item(), zero)
+        report.small(f"{id}.singular_values.last", f"    σ{len(S)}", S[-1].item(), 1e-7)
+        for lh in residual.heads(model):
+            factors = product(model, *lh)
+            S = subspaces.singular_values(factors.A, factors.B)
+            report.record("{}.singular_values.head.{}.{}".format(id, *lh), S.tolist())
+
+    report.say("  overlap of the subspaces that W_OV reads and writes (1: the same, 0: at right angles)")
+    overlaps = [
+        subspaces.overlap(subspaces.column_space(model.W_V[lh]), subspaces.column_space(model.W_O[lh].T))
+        for lh in residual.heads(model)
+    ]
+    report.quantity("5.overlap.heads", "  by head", overlaps)
+    report.quantity(
+        "5.overlap.random", "  two random subspaces: d_head / d_model", d_head / model.cfg.d_model
+    )
+
+
+def section_6_reparametrising(report, model, layer, head, x):
+    report.section(6, "Change values and queries with any invertible M: the head does not change (float64)")
+    generator = torch.Generator().manual_seed(SEED)
+    x = x.double()
+    W_Q, W_K, W_V, W_O = (getattr(model, name)[layer, head].double() for name in ("W_Q", "W_K", "W_V", "W_O"))
+    b_Q, b_K = model.b_Q[layer, head].double(), model.b_K[layer, head].double()
+    M = torch.randn(len(b_Q), len(b_Q), generator=generator, dtype=torch.float64)
+
+    new_V, new_O = heads.reparametrised(W_V, W_O, M)
+    report.quantity(
+        "6.values.mean_change", "values: mean |change|", (x @ new_V - x @ W_V).abs().mean().item()
+    )
+    report.quantity("6.values.mean_size", "  mean size", (x @ W_V).abs().mean().item())
+    change = (x @ new_V @ new_O - x @ W_V @ W_O).abs().max()
+    report.small("6.values.max_output_change", "  head's output: max |change|", change.item(), 1e-11)
+
+    x = torch.cat([x, torch.ones_like(x[:, :1])], 1)  # the always-1 column of section 4 holds the biases
+    for id, label, left, right in (
+        ("", "", torch.cat([W_Q, b_Q[None]]), torch.cat([W_K, b_K[None]]).T),
+        (
+            "_without_biases",
+            " (no biases)",
+            torch.cat([W_Q, 0 * b_Q[None]]),
+            torch.cat([W_K, 0 * b_K[None]]).T,
+        ),
+    ):
+        new_left, new_right = heads.reparametrised(left, right, M)
+        q, scores = x @ left, x @ left @ right @ x.T
+        change = (x @ new_left @ new_right @ x.T - scores).abs().max()
+        report.quantity(
+            f"6.queries.mean_change{id}",
+            f"queries{label}: mean |change|",
+            (x @ new_left - q).abs().mean().item(),
+        )
+        report.quantity(f"6.queries.mean_size{id}", "  mean size", q.abs().mean().item())
+        report.small(
+            f"6.queries.max_score_change{id}", "  query-key scores: max |change|", change.item(), 1e-9
+        )
+        report.quantity(
+            f"6.queries.mean_score_size{id}", "  mean size of a score", scores.abs().mean().item()
+        )
+
+
+def section_7_circuits(report, model, layer, head, ov_words, qk_words):
+    report.section(
+        7, f"The OV and QK circuits, from the weights only ({model.cfg.model_name}, head {layer}.{head})"
+    )
+    text = vocabulary.reader(model)
+    W_Q, W_K, W_V, W_O = (getattr(model, name)[layer, head] for name in ("W_Q", "W_K", "W_V", "W_O"))
+    x = vocabulary.normalised(model.W_E)
+    report.quantity("7.full_circuit_shape", "each full circuit", [len(x), len(x)])
+    for word in ov_words:
+        token = vocabulary.single_token(model, word)
+        top = vocabulary.ov_column(x[token], W_V, W_O, model.W_U).topk(6).indices
+        report.quantity(f"7.ov.{word.strip()}.top6", f"OV  reading {word!r} raises", [text(t) for t in top])
+    shares = [
+        vocabulary.own_top_share(x[ORDINARY] @ model.W_V[lh], model.W_O[lh] @ model.W_U, ORDINARY)
+        for lh in residual.heads(model)
+    ]
+    report.say("  share of tokens 1000..2999 whose top OV output is the token itself")
+    report.quantity("7.own_top_share.heads", "  by head", shares)
+    keys = x @ W_K
+    for word in qk_words:
+        scores = vocabulary.qk_row(x[vocabulary.single_token(model, word)], W_Q, keys)
+        top, id = scores.topk(8), f"7.qk.{word.strip()}"
+        report.quantity(f"{id}.top8", f"QK  from {word!r} looks most for", [text(t) for t in top.indices])
+        report.quantity(f"{id}.highest", "  highest score", top.values[0].item())
+        report.quantity(f"{id}.eighth", "  eighth", top.values[7].item())
+        report.quantity(f"{id}.median", "  median", scores.median().item())
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run("part2", sections, TABLES))
