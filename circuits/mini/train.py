@@ -4,7 +4,7 @@
 2. Data: the corpus and the Python standard library's own source, in shuffled blocks.
 3. Curriculum, for two layers: random tokens that come round again, until they are copied from the
    previous turn. Then more and more text, until one row in eight is such a repeat and one in eight a
-   passage said twice. (Text at once unlearns induction; text from the start never finds it.)
+   passage said again and again. (Text at once unlearns induction; text from the start never finds it.)
 4. Checkpoints to resume from, a line of losses every few hundred steps, and at the end the weights.
 
 Every batch is a function of (seed, step) alone, so a resumed run sees what an unbroken one would.
@@ -36,7 +36,7 @@ MODELS = {
     "mini-2l": dict(SIZES, n_layers=2, tied=False),
     "mini-tied-1l": dict(SIZES, n_layers=1, tied=True),
 }
-ROWS, REPEATS, PASSAGES = 16, 2, 2  # a batch: repeats of random tokens, passages said twice, the rest text
+ROWS, REPEATS, PASSAGES = 16, 2, 2  # a batch: repeats of random tokens, passages said again, the rest text
 FADE = 150  # steps from one row of text more to the next, after the curriculum
 
 
@@ -185,7 +185,7 @@ def text_rows(text: np.ndarray, rows: int, length: int, generator: torch.Generat
 
 
 def batch(
-    step: int, curriculum_steps: int | None, text: np.ndarray, repeats: int, passages: int
+    step: int, curriculum_steps: int | None, text: np.ndarray, args: argparse.Namespace
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens of a step [rows, length], and which of the next tokens its loss counts.
 
@@ -194,13 +194,13 @@ def batch(
     generator = torch.Generator().manual_seed(SEED + step)
     if curriculum_steps is None:
         return repeated_rows(64, 64, 32, generator)
-    length = SIZES["n_ctx"]
+    length, repeats = SIZES["n_ctx"], args.repeats
     if curriculum_steps:
-        repeats = max(repeats, ROWS - passages - (step - curriculum_steps) // FADE)
+        repeats = max(repeats, ROWS - args.passages - (step - curriculum_steps) // FADE)
     tokens = text_rows(text, ROWS, length, generator)
     counted = torch.ones(ROWS, length - 1, dtype=torch.bool)
-    for row in tokens[ROWS - passages :]:
-        period = int(torch.randint(16, length // 2, (), generator=generator))
+    for row in tokens[ROWS - args.passages :]:
+        period = int(torch.randint(*args.period, (), generator=generator))
         row[1:] = row[1 : period + 1].repeat(length // period + 1)[: length - 1]
     tokens[:repeats], counted[:repeats] = repeated_rows(repeats, length, length // 2 - 1, generator)
     return tokens, counted
@@ -264,7 +264,7 @@ def train(args: argparse.Namespace, every: int = 250) -> None:
         record["began"] = record["step"]
     bar = tqdm(range(record["step"], steps), initial=record["step"], total=steps, desc=name, mininterval=5)
     for step in bar:
-        tokens, counted = batch(step, record["curriculum_steps"], text, args.repeats, args.passages)
+        tokens, counted = batch(step, record["curriculum_steps"], text, args)
         for group in optimizer.param_groups:
             group["lr"] = rate(step - record.get("began", 0), steps - record.get("began", 0), args.rate)
         with torch.autocast("cpu", torch.bfloat16):
@@ -298,7 +298,12 @@ def main() -> None:
     parser.add_argument(
         "--repeats", type=int, default=REPEATS, help=f"rows of {ROWS} that repeat random tokens"
     )
-    parser.add_argument("--passages", type=int, default=PASSAGES, help="rows that say a passage twice")
+    parser.add_argument(
+        "--passages", type=int, default=PASSAGES, help="rows that say a passage again and again"
+    )
+    parser.add_argument(
+        "--period", type=int, nargs=2, default=[16, 128], help="shortest and longest such passage"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--from-shipped", action="store_true", help="go on from the weights in the package")
     args = parser.parse_args()
