@@ -21,7 +21,7 @@ TABLES = {
         "words": [" Barack", " United", " New", " Hong", " Mr", " according", " Los"],
     },
     "mini": {
-        "models": {"two_layers": "mini-2l", "one_layer": "mini-1l", "tied": "mini-1l"},
+        "models": {"two_layers": "mini-2l", "one_layer": "mini-1l", "tied": "mini-tied-1l"},
         "prompt": DURSLEY,
         "words": [" United", " New", " Mr", " according", " Middle"],
     },

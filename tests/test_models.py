@@ -420,6 +420,7 @@ def test_a_hub_that_answers_otherwise_says_why_and_the_cache_still_serves(
 ):
     hub = serve(repositories())
     expected = checkpoint("attn-only-1l")
+    hub.requests.clear()
     hub.status = status
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
@@ -429,6 +430,8 @@ def test_a_hub_that_answers_otherwise_says_why_and_the_cache_still_serves(
     assert same(checkpoint("attn-only-1l"), expected)
     out, err = capfd.readouterr()
     assert out == "" and "from the cache" in err and f"{status}" in err
+    # Three repositories, once each; or, where the hub itself fails, the first thrice and then no other.
+    assert len(hub.requests) == 3
 
 
 def test_a_mirror_that_redirects_is_followed(serve, monkeypatch, home):

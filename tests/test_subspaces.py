@@ -52,8 +52,8 @@ def test_rank_is_judged_by_the_larger_side_the_largest_value_and_the_precision(d
     eps = torch.finfo(dtype).eps
     for size in (1.0, 1024.0, 2.0**-20):
         at, above = 16 * eps * size, 17 * eps * size
-        assert subspaces.rank(torch.tensor([size, above, at, 0], dtype=dtype), (4, 16)) == 2
-        assert subspaces.rank(torch.tensor([size, above, at, 0], dtype=dtype), (16, 4)) == 2
+        assert subspaces.rank(torch.tensor([size, size, above, at], dtype=dtype), (4, 16)) == 3
+        assert subspaces.rank(torch.tensor([size, size, above, at], dtype=dtype), (16, 4)) == 3
 
 
 @given(seeds, st.integers(0, 5), st.integers(5, 9), st.integers(5, 9), st.sampled_from([1e-6, 1, 1e6]))

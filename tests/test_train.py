@@ -27,7 +27,7 @@ def tiny(monkeypatch, tmp_path):
 
     def run(work, steps, **options):
         args = dict(model="mini-2l", corpus=tmp_path / "corpus", work=tmp_path / work, steps=steps, rate=1e-3)
-        args |= dict(repeats=2, passages=2, period=[4, 16], from_shipped=False) | options
+        args |= dict(repeats=2, passages=2, period=[4, 16], from_shipped=False, fade=150) | options
         train.train(argparse.Namespace(**args), every=2)
         return load_file(tmp_path / "mini-2l.safetensors"), json.loads(
             (tmp_path / "mini-2l.json").read_text(encoding="utf-8")
@@ -95,7 +95,7 @@ def test_repeated_rows_repeat_where_they_say_so():
 def test_a_batch_is_a_function_of_its_step(monkeypatch):
     monkeypatch.setattr(train, "SIZES", TINY)
     text = np.arange(1, 5000, dtype=np.uint16)
-    args = argparse.Namespace(repeats=3, passages=2, period=[4, 8])
+    args = argparse.Namespace(repeats=3, passages=2, period=[4, 8], fade=1)
     (a, counted), (b, _), (c, _) = (train.batch(step, 0, text, args) for step in (7, 7, 8))
     assert torch.equal(a, b) and not torch.equal(a, c)
     consecutive = (a[:, 2:] - a[:, 1:-1] == 1).all(1)

@@ -2,7 +2,7 @@
 
 1. Tokenizer: byte-level BPE, 8,192 tokens, digits one by one (trained only where none is shipped).
 2. Data: the corpus and the Python standard library's own source, in shuffled blocks.
-3. Curriculum, for two layers: random tokens that come round again, until they are copied from the
+3. Curriculum, for the untied: random tokens that come round again, until they are copied from the
    previous turn. Then more and more text, until one row in eight is such a repeat and one in eight a
    passage said again and again. (Text at once unlearns induction; text from the start never finds it.)
 4. Checkpoints to resume from, a line of losses every few hundred steps, and at the end the weights.
@@ -38,6 +38,7 @@ MODELS = {
 }
 ROWS, REPEATS, PASSAGES = 16, 2, 2  # a batch: repeats of random tokens, passages said again, the rest text
 FADE = 150  # steps from one row of text more to the next, after the curriculum
+CURRICULUM = {"mini-1l": 750, "mini-2l": 1000}  # steps at the most; it ends when the repeats are copied
 
 
 class AttentionOnly(nn.Module):
@@ -79,6 +80,8 @@ class AttentionOnly(nn.Module):
         weights["unembed.b_U"] = torch.zeros(v)
         self.weights = nn.ParameterDict({n.replace(".", "/"): nn.Parameter(w) for n, w in weights.items()})
 
+        self.active = h  # heads beyond this one write nothing
+
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.weights[name.replace(".", "/")]
 
@@ -94,6 +97,7 @@ class AttentionOnly(nn.Module):
             qkv = normed @ W.permute(2, 0, 1, 3).reshape(d, 3 * h * k) + b.reshape(-1)
             q, k_, v = qkv.view(*tokens.shape, 3, h, k).permute(2, 0, 3, 1, 4)  # [batch, head, pos, d_head]
             z = F.scaled_dot_product_attention(q, k_, v, is_causal=True)
+            z = z * (torch.arange(h) < self.active)[:, None, None]
             x = x + z.transpose(1, 2).reshape(*tokens.shape, h * k) @ self[block + "attn.W_O"].reshape(
                 h * k, d
             )
@@ -196,7 +200,7 @@ def batch(
         return repeated_rows(64, 64, 32, generator)
     length, repeats = SIZES["n_ctx"], args.repeats
     if curriculum_steps:
-        repeats = max(repeats, ROWS - args.passages - (step - curriculum_steps) // FADE)
+        repeats = max(repeats, ROWS - args.passages - (step - curriculum_steps) // args.fade)
     tokens = text_rows(text, ROWS, length, generator)
     counted = torch.ones(ROWS, length - 1, dtype=torch.bool)
     for row in tokens[ROWS - args.passages :]:
@@ -249,8 +253,7 @@ def train(args: argparse.Namespace, every: int = 250) -> None:
     text, held_out = load_data(args.corpus, work)
     model = AttentionOnly(MODELS[name])
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.01, fused=True)
-    # One layer cannot match, and repeats alone would teach all of its heads to copy.
-    record = {"step": 0, "curriculum_steps": None if model.cfg["n_layers"] > 1 else 0, "tokens": 0}
+    record = {"step": 0, "curriculum_steps": None if name in CURRICULUM else 0, "tokens": 0}
     checkpoint = work / f"{name}.pt"
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
@@ -264,6 +267,9 @@ def train(args: argparse.Namespace, every: int = 250) -> None:
         record["began"] = record["step"]
     bar = tqdm(range(record["step"], steps), initial=record["step"], total=steps, desc=name, mininterval=5)
     for step in bar:
+        # Half the heads of one layer are enough to copy: all would, and none be left for anything else.
+        alone = record["curriculum_steps"] is None and model.cfg["n_layers"] == 1
+        model.active = model.cfg["n_heads"] // 2 if alone else model.cfg["n_heads"]
         tokens, counted = batch(step, record["curriculum_steps"], text, args)
         for group in optimizer.param_groups:
             group["lr"] = rate(step - record.get("began", 0), steps - record.get("began", 0), args.rate)
@@ -279,7 +285,7 @@ def train(args: argparse.Namespace, every: int = 250) -> None:
             bar.set_postfix(loss=record["loss"], validation=record["validation"])
             with open(work / f"{name}.jsonl", "a", encoding="utf-8") as log:
                 log.write(json.dumps(record) + "\n")
-            if record["curriculum_steps"] is None and loss < 2:
+            if record["curriculum_steps"] is None and (loss < 2 or step + 1 >= CURRICULUM[name]):
                 record["curriculum_steps"] = step + 1
             saved = {"model": model.state(), "optimizer": optimizer.state_dict(), "record": record}
             replace(checkpoint, partial(torch.save, saved))
@@ -304,6 +310,7 @@ def main() -> None:
     parser.add_argument(
         "--period", type=int, nargs=2, default=[16, 128], help="shortest and longest such passage"
     )
+    parser.add_argument("--fade", type=int, default=FADE, help="steps a row of text, after the curriculum")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--from-shipped", action="store_true", help="go on from the weights in the package")
     args = parser.parse_args()
