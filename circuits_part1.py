@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from circuits import cli, residual, subspaces, vocabulary
+from circuits import architecture, cli, residual, subspaces, vocabulary
 
 DURSLEY = (
     "Mr and Mrs Dursley, of number four, Privet Drive, were proud to say that they were perfectly normal. "
@@ -43,13 +43,29 @@ def sections(report, table, checkpoints):
     section_7_rotation(report, one_layer, table["prompt"])
 
 
+def explore(report, model, asked):
+    """The same sections on any one folded model, for what is `asked` (`explore.ask`)."""
+    architecture.check(model.cfg, folded=True)
+    section_1_sizes(report, model)
+    section_2_folding(report, model, asked.unfolded, asked.prompt)
+    section_3_residual_stream(report, model, asked.prompt)
+    section_4_direct_path(report, model, model.cfg.model_name, None, asked.words)
+    section_5_virtual_weights(report, model)
+    section_6_bandwidth(report, model)
+    section_7_rotation(report, model, asked.prompt)
+
+
 def section_1_sizes(report, model):
     cfg = model.cfg
     report.section(1, f"The model in four equations: its sizes ({cfg.model_name})")
     for name in ("n_layers", "n_heads", "d_model", "d_head", "d_vocab", "n_ctx", "attn_only"):
         report.quantity(f"1.{name}", name, getattr(cfg, name))
-    report.quantity("1.n_params", "parameters", sum(p.numel() for p in model.parameters()))
-    for name in ("W_E", "W_pos", "W_U", "W_Q", "W_K", "W_V", "W_O"):
+    for name, value in architecture.beyond(cfg).items():
+        report.quantity(f"1.{name}", name, value)
+    matrices = architecture.matrices(cfg)
+    unused = 0 if "W_pos" in matrices or not hasattr(model, "pos_embed") else model.W_pos.numel()
+    report.quantity("1.n_params", "parameters", sum(p.numel() for p in model.parameters()) - unused)
+    for name in matrices:
         report.quantity(f"1.shape.{name}", f"shape of {name}", list(getattr(model, name).shape))
     ends = model.W_E.numel() + model.W_U.numel()
     report.quantity("1.n_params_embed_unembed", "parameters in W_E and W_U", ends)
@@ -57,10 +73,15 @@ def section_1_sizes(report, model):
 
 def section_2_folding(report, model, unfolded, prompt):
     report.section(2, "Folding layer norm into the weights")
-    tokens = model.to_tokens(prompt)
-    report.quantity("2.n_tokens", "tokens of the prompt, BOS among them", tokens.shape[1])
-    change = (model(tokens).log_softmax(-1) - unfolded(tokens).log_softmax(-1)).abs().max()
-    report.small("2.max_log_prob_change", "largest change in a log-probability", change.item(), 7.8e-4)
+    tokens = vocabulary.tokens(model, prompt)
+    among = ", BOS among them" if model.cfg.default_prepend_bos else ""
+    report.quantity("2.n_tokens", f"tokens of the prompt{among}", len(tokens))
+    if unfolded is None:
+        report.say("  there is one form of this model only, so there are no two to compare")
+        return
+    change = (model(tokens[None]).log_softmax(-1) - unfolded(tokens[None]).log_softmax(-1)).abs().max()
+    size = max(residual.logit_size(form, tokens) for form in (model, unfolded))
+    report.small("2.max_log_prob_change", "largest change in a log-probability", change.item(), 7.8e-4, size)
 
 
 def section_3_residual_stream(report, model, prompt):
@@ -79,15 +100,15 @@ def section_3_residual_stream(report, model, prompt):
     stream = cache["resid_post", model.cfg.n_layers - 1][0, pos]
     total = sum(written.values())
     report.quantity("3.n_parts", "parts of the stream", len(written))
-    report.small(
-        "3.max_sum_error", "|sum of parts - stream| max", (total - stream).abs().max().item(), 2.4e-5
-    )
+    error, size = (total - stream).abs().max().item(), sum(x.abs() for x in written.values()).max().item()
+    report.small("3.max_sum_error", "|sum of parts - stream| max", error, 2.4e-5, size)
     report.quantity("3.final_norm", "norm of the stream", stream.norm().item())
     report.quantity("3.real_first4", "first 4 coordinates of the stream", stream[:4].tolist())
     report.quantity("3.sum_first4", "first 4 coordinates of the sum", total[:4].tolist())
 
-    scale = cache["ln_final.hook_scale"][0, pos, 0]
-    shares = residual.logit_shares(written, scale, model.W_U, model.b_U, answer)
+    scale = residual.final_scale(model, cache, pos)
+    centred = architecture.centres(model.cfg)
+    shares = residual.logit_shares(written, scale, model.W_U, model.b_U, answer, centred)
     logit = logits[pos, answer].item()
     report.quantity("3.ln_scale", "size that the last layer norm divides by", scale.item())
     report.say(f"  what each part adds to the logit of {text(answer)!r}, largest first:")
@@ -95,12 +116,13 @@ def section_3_residual_stream(report, model, prompt):
         report.quantity(f"3.share.{name}", f"  {name}", share)
     report.quantity("3.sum_of_shares", "sum of all lines", sum(shares.values()))
     report.quantity("3.logit", "the model's logit", logit)
-    report.small("3.max_share_error", "|sum - logit|", abs(sum(shares.values()) - logit), 2e-4)
+    error, size = abs(sum(shares.values()) - logit), sum(map(abs, shares.values()))
+    report.small("3.max_share_error", "|sum - logit|", error, 2e-4, size)
 
     layer, head = max(residual.heads(model), key=lambda lh: shares["{}.{}".format(*lh)])
     report.quantity("3.largest_head", "the head with the largest share", f"{layer}.{head}")
     report.quantity("3.largest_head_fraction", "its fraction of the logit", shares[f"{layer}.{head}"] / logit)
-    seen = cache["pattern", layer][0, head, pos].topk(3)
+    seen = cache["pattern", layer][0, head, pos].topk(min(3, len(tokens)))
     report.quantity("3.largest_head_attends.positions", "positions it attends to most", seen.indices.tolist())
     report.quantity("3.largest_head_attends.tokens", "  tokens", [text(t) for t in tokens[seen.indices]])
     report.quantity("3.largest_head_attends.weights", "  weights", seen.values.tolist())
@@ -109,15 +131,18 @@ def section_3_residual_stream(report, model, prompt):
 def section_4_direct_path(report, model, name, tied, words):
     report.section(4, "The direct path W_U W_E: next tokens from the token alone, no text run")
     text = vocabulary.reader(model)
-    for word in words:
-        token = vocabulary.single_token(model, word)
-        scores = vocabulary.direct_path(model.W_E, model.W_U, token)
-        id = f"4.direct.{word.strip()}"
+    W_E, ordinary = vocabulary.embeddings(model), vocabulary.ordinary(model.cfg.d_vocab)
+    for key, word, token in vocabulary.entries(model, words):
+        scores = vocabulary.direct_path(W_E, model.W_U, token)
+        id = f"4.direct.{key}"
         report.quantity(f"{id}.top5", f"after {word!r} ({name})", [text(t) for t in scores.topk(5).indices])
         report.quantity(f"{id}.own_rank", "  rank of the token itself", vocabulary.place(scores, token))
-    report.say("  share of tokens 1000..2999 whose top direct-path prediction is the token itself:")
-    share = vocabulary.own_top_share(model.W_E[ORDINARY], model.W_U, ORDINARY)
-    report.quantity(f"4.own_top_share.{name}", f"  {name}, W_U free", share)
+    which = f"{ordinary[0]}..{ordinary[-1]}"
+    report.say(f"  share of tokens {which} whose top direct-path prediction is the token itself:")
+    share = vocabulary.own_top_share(W_E[ordinary], model.W_U, ordinary)
+    report.quantity(f"4.own_top_share.{name}", f"  {name}{', W_U free' if tied else ''}", share)
+    if tied is None:
+        return
     ends = tied.folded()
     share = vocabulary.own_top_share(ends["embed.W_E"][ORDINARY], ends["unembed.W_U"], ORDINARY)
     report.quantity(f"4.own_top_share.{tied.name}", f"  {tied.name}, W_U tied to W_E", share)
@@ -133,6 +158,17 @@ def section_5_virtual_weights(report, model):
     report.quantity("5.numel.W_OV", "  numbers in it", W_OV.numel())
     report.quantity("5.rank.W_OV", "  its rank", subspaces.rank(torch.linalg.svdvals(W_OV), W_OV.shape))
 
+    if model.cfg.n_layers == 1:
+        report.say("  one layer has no virtual weights: no head reads what another has written")
+    else:
+        virtual_weights_of_pairs(report, model)
+    report.quantity("5.paper_shape.W_E", "the embedding writes too: W_E", list(model.W_E.T.shape))
+    report.quantity(
+        "5.paper_shape.W_V_W_E", "  head 0.0 reading it: W_V W_E", list((W_V @ model.W_E.T).shape)
+    )
+
+
+def virtual_weights_of_pairs(report, model):
     virtual = subspaces.virtual_weights(model.W_O[0], model.W_V[1])  # [writer, reader, d_head, d_head]
     norms = virtual.norm(dim=(-2, -1))
     report.quantity("5.virtual.shape", "one virtual weight", list(virtual.shape[2:]))
@@ -143,19 +179,16 @@ def section_5_virtual_weights(report, model):
         report.quantity(f"5.virtual.{word}.norm", "  its Frobenius norm", norms[writer, reader].item())
     for writer, row in enumerate(norms.tolist()):
         report.record(f"5.virtual.norms.0.{writer}", row)
-    report.quantity("5.paper_shape.W_E", "the embedding writes too: W_E", list(model.W_E.T.shape))
-    report.quantity(
-        "5.paper_shape.W_V_W_E", "  head 0.0 reading it: W_V W_E", list((W_V @ model.W_E.T).shape)
-    )
 
 
 def section_6_bandwidth(report, *checkpoints):
     report.section(6, "Bandwidth: dimensions that write, for each dimension of the stream")
     for checkpoint in checkpoints:
-        cfg, id = checkpoint.cfg, f"6.{checkpoint.name}"
+        name, cfg = architecture.named(checkpoint)
+        id = f"6.{name}"
         head_dims = cfg["n_layers"] * cfg["n_heads"] * cfg["d_head"]
         mlp_neurons = 0 if cfg.get("attn_only") else cfg["n_layers"] * cfg["d_mlp"]
-        report.quantity(f"{id}.d_model", f"{checkpoint.name}: dimensions of the stream", cfg["d_model"])
+        report.quantity(f"{id}.d_model", f"{name}: dimensions of the stream", cfg["d_model"])
         report.quantity(f"{id}.head_dims", "  dimensions that heads write", head_dims)
         report.quantity(f"{id}.mlp_neurons", "  MLP neurons", mlp_neurons)
         report.quantity(f"{id}.ratio", "  ratio", (head_dims + mlp_neurons) / cfg["d_model"])
@@ -163,6 +196,10 @@ def section_6_bandwidth(report, *checkpoints):
 
 def section_7_rotation(report, model, prompt):
     report.section(7, f"Rotating the residual stream ({model.cfg.model_name})")
+    if model.cfg.post_embedding_ln:
+        report.say("  the embedding is normalised before it is written, each dimension by its own weight:")
+        report.say("  that norm has a privileged basis, and this stream cannot be turned")
+        return
     R = residual.rotation(model.cfg.d_model, torch.Generator().manual_seed(SEED)).float()
     turned = residual.rotated(model, R)
     eye, ones = torch.eye(len(R)), torch.ones(len(R))
@@ -172,12 +209,11 @@ def section_7_rotation(report, model, prompt):
     )
     change = (turned["embed.W_E"] - model.W_E).abs().mean()
     report.quantity("7.mean_W_E_change", "mean |change| of a number of W_E", change.item())
-    tokens = model.to_tokens(prompt)
-    logits = torch.func.functional_call(model, turned, (tokens,))
-    report.small(
-        "7.max_logit_change", "largest change in a logit", (logits - model(tokens)).abs().max().item(), 9.6e-4
-    )
+    tokens = vocabulary.tokens(model, prompt)
+    logits = torch.func.functional_call(model, turned, (tokens[None],))
+    error, size = (logits - model(tokens[None])).abs().max().item(), residual.logit_size(model, tokens)
+    report.small("7.max_logit_change", "largest change in a logit", error, 9.6e-4, size)
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run("part1", sections, TABLES))
+    sys.exit(cli.run("part1", sections, TABLES, explore))

@@ -8,7 +8,8 @@ import sys
 
 import torch
 
-from circuits import cli, heads, residual, subspaces, vocabulary
+from circuits import architecture, cli, heads, residual, subspaces, vocabulary
+from circuits.report import FLOAT64
 
 TEA = "I like green tea, so I drink green"
 TABLES = {
@@ -45,6 +46,19 @@ def sections(report, table, checkpoints):
     section_7_circuits(report, model, layer, head, table["ov_words"], table["qk_words"])
 
 
+def explore(report, model, asked):
+    """The same sections on any head of any one folded model, for what is `asked` (`explore.ask`)."""
+    architecture.check(model.cfg, heads=True, folded=True)
+    layer, head = asked.head
+    section_1_matrices(report, model, layer, head)
+    section_2_heads_add(report, [model], asked.prompt)
+    x = section_3_one_head(report, model, layer, head, asked.prompt, asked.answer)
+    section_4_pattern(report, model, layer, head, asked.prompt)
+    section_5_low_rank(report, model, layer, head)
+    section_6_reparametrising(report, model, layer, head, x)
+    section_7_circuits(report, model, layer, head, asked.words, asked.words)
+
+
 def section_1_matrices(report, model, layer, head):
     report.section(
         1, f"One head, four matrices ({model.cfg.model_name}, head {layer}.{head}, the paper's shapes)"
@@ -55,7 +69,14 @@ def section_1_matrices(report, model, layer, head):
     report.quantity("1.numel_each", "numbers in each", W.numel())
     for name in ("d_model", "d_head", "n_heads"):
         report.quantity(f"1.{name}", name, getattr(model.cfg, name))
-    report.quantity("1.score_divisor", "scores are divided by sqrt(d_head)", model.cfg.attn_scale)
+    if shared := architecture.key_value_group(model.cfg, head):
+        group, members = shared
+        report.quantity("1.key_value_group", "W_K and W_V are those of its group", group)
+        report.quantity(
+            "1.key_value_group.heads", "  heads that share them", [f"{layer}.{h}" for h in members]
+        )
+    divisor, root = heads.score_divisor(model, layer), "" if heads.divides_by_root(model, layer) else ", not"
+    report.quantity("1.score_divisor", f"scores are divided by{root} sqrt(d_head)", divisor)
 
 
 def section_2_heads_add(report, models, prompt):
@@ -65,6 +86,8 @@ def section_2_heads_add(report, models, prompt):
         for layer, W_O in enumerate(model.W_O):
             id, z = f"2.{model.cfg.model_name}.{layer}", cache["z", layer][0]
             at_once, each = heads.concatenated(z, W_O), heads.summed(z, W_O)
+            written = sum((z[:, head] @ W_O[head]).abs() for head in range(len(W_O)))
+            size = (written + model.b_O[layer].abs()).max().item()
             error = (each + model.b_O[layer] - cache["attn_out", layer][0]).abs().max()
             label = f"{model.cfg.model_name} layer {layer}"
             report.quantity(
@@ -75,8 +98,9 @@ def section_2_heads_add(report, models, prompt):
                 "  |concat - sum| max",
                 (at_once - each).abs().max().item(),
                 1.2e-5,
+                size,
             )
-            report.small(f"{id}.max_sum_minus_model", "  |sum + b_O - model| max", error.item(), 3.5e-5)
+            report.small(f"{id}.max_sum_minus_model", "  |sum + b_O - model| max", error.item(), 3.5e-5, size)
 
 
 def section_3_one_head(report, model, layer, head, prompt, answer):
@@ -86,12 +110,12 @@ def section_3_one_head(report, model, layer, head, prompt, answer):
     A = cache["pattern", layer][0, head]
     report.quantity("3.tokens", "prompt", [text(t) for t in tokens])
     report.quantity("3.prediction", "the model predicts next", text(logits[-1].argmax()))
-    seen = A[-1].topk(3)
+    seen = A[-1].topk(min(3, len(tokens)))
     report.quantity(
         "3.last_row.tokens", "the last token attends most to", [text(t) for t in tokens[seen.indices]]
     )
     report.quantity("3.last_row.weights", "  with weights", seen.values.tolist())
-    report.small("3.max_row_sum_error", "|row sum - 1| max", (A.sum(-1) - 1).abs().max().item(), 1.2e-6)
+    report.small("3.max_row_sum_error", "|row sum - 1| max", (A.sum(-1) - 1).abs().max().item(), 1.2e-6, 1)
     report.quantity("3.max_future_weight", "largest weight on the future", A.triu(1).max().item())
 
     output = cache["z", layer][0, -1, head] @ model.W_O[layer, head] @ model.W_U  # before the last layer norm
@@ -100,39 +124,50 @@ def section_3_one_head(report, model, layer, head, prompt, answer):
         "3.head_output.tokens", "its output at the last token, read with W_U", [text(t) for t in top.indices]
     )
     report.quantity("3.head_output.logits", "  by", top.values.tolist())
-    token = vocabulary.single_token(model, answer)
+    [(_, answer, token)] = vocabulary.entries(model, [answer])
     report.quantity("3.rank_of_answer", f"  rank of {answer!r}", vocabulary.place(output, token))
     report.quantity("3.d_vocab", "  among tokens", len(output))
 
-    x = cache["normalized", layer, "ln1"][0]  # the stream as the head sees it
+    x = residual.head_input(model, cache, layer)  # the stream as the head sees it
     W_OV = heads.W_OV(model, layer, head)
     r, h = heads.three_steps(x, A, W_OV.A, model.b_V[layer, head], W_OV.B)
     error = (r - cache["z", layer][0, :, head]).abs().max().item()
+    h = h - model.b_V[layer, head] @ W_OV.B  # zero where folding has moved b_V into b_O
     first_A, first_W = (A @ x) @ W_OV.AB, A @ (x @ W_OV.AB)
-    report.small("3.three_steps_error", "three steps by hand: |r - model's r| max", error, 1e-6)
+    size = (x @ W_OV.A).abs().max().item()
+    report.small("3.three_steps_error", "three steps by hand: |r - model's r| max", error, 1e-6, size)
+    size = (x @ W_OV.AB).abs().max().item()
     report.small(
         "3.tensor_form.order_error",
         "(A ⊗ W_OV) x: |A first - W_OV first| max",
         (first_A - first_W).abs().max().item(),
         1.7e-5,
+        size,
     )
     report.small(
         "3.tensor_form.three_steps_error",
         "  |A first - three steps| max",
         (first_A - h).abs().max().item(),
         1.4e-5,
+        size,
     )
     return x
 
 
 def section_4_pattern(report, model, layer, head, prompt):
     report.section(4, "The pattern in one step: A = softmax(x W_QK xᵀ), without keys or queries")
+    if reason := architecture.no_single_W_QK(model.cfg):
+        report.say(f"  {reason}")
+        return
     _, _, cache = residual.run(model, prompt)
     W_QK = heads.W_QK_with_biases(model, layer, head)
-    A, scores = heads.pattern_in_one_step(cache["normalized", layer, "ln1"][0], W_QK, model.cfg.d_head)
+    divisor, window = heads.score_divisor(model, layer), heads.attention_window(model, layer)
+    x = residual.head_input(model, cache, layer)
+    A, scores = heads.pattern_in_one_step(x, W_QK, model.cfg.d_head, divisor, window)
     report.quantity("4.shape.W_QK_with_biases", "W_QK with the biases folded in", list(W_QK.AB.shape))
     error = (A - cache["pattern", layer][0, head]).abs().max().item()
-    report.small("4.max_pattern_error", "|A from W_QK - model's A| max", error, 6e-6)
+    size = scores.abs().max().item()
+    report.small("4.max_pattern_error", "|A from W_QK - model's A| max", error, 6e-6, size)
     report.quantity("4.last_row_scores", "scores of the last row", scores[-1].tolist())
 
 
@@ -149,8 +184,10 @@ def section_5_low_rank(report, model, layer, head):
         report.quantity(f"{id}.singular_values.first", "  singular values: σ1", S[0].item())
         report.quantity(f"{id}.singular_values.second", "    σ2", S[1].item())
         report.quantity(f"{id}.singular_values.at_d_head", f"    σ{d_head}", S[d_head - 1].item())
-        report.small(f"{id}.singular_values.after_d_head", f"    σ{d_head + 1}", S[d_head].item(), zero)
-        report.small(f"{id}.singular_values.last", f"    σ{len(S)}", S[-1].item(), 1e-7)
+        if d_head < len(S):
+            after, last = S[d_head].item(), S[-1].item()
+            report.small(f"{id}.singular_values.after_d_head", f"    σ{d_head + 1}", after, zero, S[0].item())
+            report.small(f"{id}.singular_values.last", f"    σ{len(S)}", last, 1e-7, S[0].item())
         for lh in residual.heads(model):
             factors = product(model, *lh)
             S = subspaces.singular_values(factors.A, factors.B)
@@ -170,7 +207,7 @@ def section_5_low_rank(report, model, layer, head):
 def section_6_reparametrising(report, model, layer, head, x):
     report.section(6, "Change values and queries with any invertible M: the head does not change (float64)")
     generator = torch.Generator().manual_seed(SEED)
-    x = x.double()
+    x = x.double()  # [pos, d_model]
     W_Q, W_K, W_V, W_O = (getattr(model, name)[layer, head].double() for name in ("W_Q", "W_K", "W_V", "W_O"))
     b_Q, b_K = model.b_Q[layer, head].double(), model.b_K[layer, head].double()
     M = torch.randn(len(b_Q), len(b_Q), generator=generator, dtype=torch.float64)
@@ -181,8 +218,15 @@ def section_6_reparametrising(report, model, layer, head, x):
     )
     report.quantity("6.values.mean_size", "  mean size", (x @ W_V).abs().mean().item())
     change = (x @ new_V @ new_O - x @ W_V @ W_O).abs().max()
-    report.small("6.values.max_output_change", "  head's output: max |change|", change.item(), 1e-11)
+    rounding = FLOAT64 * torch.linalg.cond(M).item()
+    size = rounding * (x @ W_V @ W_O).abs().max().item()
+    report.small("6.values.max_output_change", "  head's output: max |change|", change.item(), 1e-11, size)
 
+    if model.cfg.positional_embedding_type == "rotary":
+        report.say(
+            "  queries: rotary positions turn them between W_Q and W_K, so M may not be just any matrix"
+        )
+        return
     x = torch.cat([x, torch.ones_like(x[:, :1])], 1)  # the always-1 column of section 4 holds the biases
     for id, label, left, right in (
         ("", "", torch.cat([W_Q, b_Q[None]]), torch.cat([W_K, b_K[None]]).T),
@@ -202,8 +246,9 @@ def section_6_reparametrising(report, model, layer, head, x):
             (x @ new_left - q).abs().mean().item(),
         )
         report.quantity(f"6.queries.mean_size{id}", "  mean size", q.abs().mean().item())
+        size = rounding * scores.abs().max().item()
         report.small(
-            f"6.queries.max_score_change{id}", "  query-key scores: max |change|", change.item(), 1e-9
+            f"6.queries.max_score_change{id}", "  query-key scores: max |change|", change.item(), 1e-9, size
         )
         report.quantity(
             f"6.queries.mean_score_size{id}", "  mean size of a score", scores.abs().mean().item()
@@ -216,22 +261,26 @@ def section_7_circuits(report, model, layer, head, ov_words, qk_words):
     )
     text = vocabulary.reader(model)
     W_Q, W_K, W_V, W_O = (getattr(model, name)[layer, head] for name in ("W_Q", "W_K", "W_V", "W_O"))
-    x = vocabulary.normalised(model.W_E)
+    x, ordinary = vocabulary.as_read(model), vocabulary.ordinary(model.cfg.d_vocab)
+    if layer > 0:
+        report.say("  of the embeddings alone: the head also reads what the layers before it have written")
     report.quantity("7.full_circuit_shape", "each full circuit", [len(x), len(x)])
-    for word in ov_words:
-        token = vocabulary.single_token(model, word)
+    for key, word, token in vocabulary.entries(model, ov_words):
         top = vocabulary.ov_column(x[token], W_V, W_O, model.W_U).topk(6).indices
-        report.quantity(f"7.ov.{word.strip()}.top6", f"OV  reading {word!r} raises", [text(t) for t in top])
+        report.quantity(f"7.ov.{key}.top6", f"OV  reading {word!r} raises", [text(t) for t in top])
     shares = [
-        vocabulary.own_top_share(x[ORDINARY] @ model.W_V[lh], model.W_O[lh] @ model.W_U, ORDINARY)
+        vocabulary.own_top_share(x[ordinary] @ model.W_V[lh], model.W_O[lh] @ model.W_U, ordinary)
         for lh in residual.heads(model)
     ]
-    report.say("  share of tokens 1000..2999 whose top OV output is the token itself")
+    which = f"{ordinary[0]}..{ordinary[-1]}"
+    report.say(f"  share of tokens {which} whose top OV output is the token itself")
     report.quantity("7.own_top_share.heads", "  by head", shares)
-    keys = x @ W_K
-    for word in qk_words:
-        scores = vocabulary.qk_row(x[vocabulary.single_token(model, word)], W_Q, keys)
-        top, id = scores.topk(8), f"7.qk.{word.strip()}"
+    if architecture.no_single_W_QK(model.cfg):
+        report.say("  QK scores at distance zero, where positions change nothing")
+    keys, divisor = x @ W_K, heads.score_divisor(model, layer)
+    for key, word, token in vocabulary.entries(model, qk_words):
+        scores = vocabulary.qk_row(x[token], W_Q, keys, divisor)
+        top, id = scores.topk(8), f"7.qk.{key}"
         report.quantity(f"{id}.top8", f"QK  from {word!r} looks most for", [text(t) for t in top.indices])
         report.quantity(f"{id}.highest", "  highest score", top.values[0].item())
         report.quantity(f"{id}.eighth", "  eighth", top.values[7].item())
@@ -239,4 +288,4 @@ def section_7_circuits(report, model, layer, head, ov_words, qk_words):
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run("part2", sections, TABLES))
+    sys.exit(cli.run("part2", sections, TABLES, explore))

@@ -4,17 +4,19 @@ exit status:
   0  all is well
   1  a printed figure, or an identity, missed its tolerance
   2  bad usage, or results that cannot be written
-  3  the published models are not to be had, or a model that cannot be used
+  3  the published models are not to be had, or a model that cannot be used or is not covered
 """
 
 import argparse
 import json
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from circuits import Fault, published
 from circuits.report import Report
@@ -27,21 +29,66 @@ TITLES = {
 }
 
 
-def run(part: str, sections: Callable, tables: dict[str, dict]) -> int:
-    """Run a part on the published or the bundled models; returns the exit status.
+RESULTS = Path("results")
+
+
+def run(
+    part: str,
+    sections: Callable,
+    tables: dict[str, dict],
+    explore: Callable,
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Run a part on the published or the bundled models, or on a reader's own; returns the exit status.
 
     `tables` has for "published" and "mini" what the part looks at: its models by role, its prompt,
     its words. `sections(report, table, checkpoints)` measures, with a checkpoint for each role.
+    `explore(report, model, asked)` measures any one model (`circuits.explore.ask`).
     """
     parser = _parser(part)
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
         "--models",
         choices=["auto", "published", "mini"],
-        default="auto",
         help="auto: published, from the hub or its cache, else bundled (default); "
         "published: never fall back; mini: the bundled ones, no network",
     )
-    return _guarded(parser, lambda args: _measure(part, sections, tables, args))
+    which.add_argument(
+        "--model",
+        metavar="NAME",
+        help="take another model apart: any name that TransformerLens knows, one that --list prints, "
+        "or a folder (./folder) laid out as the published repositories",
+    )
+    which.add_argument("--list", action="store_true", help="print the bundled and published models, and stop")
+    asking = parser.add_argument_group("with --model")
+    asking.add_argument("--prompt", metavar="TEXT", help="what it reads (default: the article's prompt)")
+    if part == "part2":
+        asking.add_argument(
+            "--head",
+            type=_head,
+            metavar="L.H",
+            help="layer and head (default: the one that raises the predicted token most)",
+        )
+    asking.add_argument(
+        "--words",
+        type=_words,
+        metavar="WORDS",
+        help="tokens to look up, with a comma between them and their spaces kept: ' tea, coffee' "
+        "(default: the tokens of the prompt)",
+    )
+
+    def body(args: argparse.Namespace) -> int:
+        if args.list:
+            return _list()
+        if args.model is not None:
+            return _explore(part, explore, tables["published"]["prompt"], args)
+        if alone := [
+            option for option in ("prompt", "head", "words") if getattr(args, option, None) is not None
+        ]:
+            parser.error(f"argument --{alone[0]}: only with --model")
+        return _measure(part, sections, tables, args)
+
+    return _guarded(parser, body, argv)
 
 
 def run_toy(part: str, sections: Callable) -> int:
@@ -51,7 +98,7 @@ def run_toy(part: str, sections: Callable) -> int:
         report = Report(part, published.load(part))
         report.say(f"{TITLES[part]} | numpy {version('numpy')}")
         sections(report)
-        return _finish(report, args.out)
+        return _finish(report, args.out or RESULTS)
 
     return _guarded(_parser(part), measure)
 
@@ -59,19 +106,81 @@ def run_toy(part: str, sections: Callable) -> int:
 def _measure(part: str, sections: Callable, tables: dict[str, dict], args: argparse.Namespace) -> int:
     import torch
 
-    _writable(args.out)
-    kind, checkpoints, note = _choose(args.models, {kind: table["models"] for kind, table in tables.items()})
+    out = args.out or RESULTS
+    _writable(out)
+    kind, checkpoints, note = _choose(
+        args.models or "auto", {kind: table["models"] for kind, table in tables.items()}
+    )
     report = Report(part, published.load(part) if kind == "published" else None)
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformer_lens", "numpy"))
-    report.say(f"{TITLES[part]} | {versions}, {torch.get_num_threads()} threads")
+    _first_line(report)
     if note:
         report.say(note)
     for checkpoint in checkpoints.values():
-        report.models[checkpoint.name] = checkpoint.source
-        report.say(f"  {checkpoint.name}: {' '.join(checkpoint.source.values())}")
+        _name(report, checkpoint)
     with torch.no_grad():
         sections(report, tables[kind], checkpoints)
-    return _finish(report, args.out / "mini" if kind == "mini" else args.out)
+    return _finish(report, out / "mini" if kind == "mini" else out)
+
+
+def _explore(part: str, explore: Callable, prompt: str, args: argparse.Namespace) -> int:
+    """The sections on the model, head, prompt and words that the options name."""
+    import torch
+
+    from circuits import architecture, models, vocabulary
+    from circuits.explore import ask, folder
+
+    prompt = prompt if args.prompt is None else args.prompt
+    vocabulary.encodable(prompt)
+    _writable(args.out or RESULTS)
+    chosen = models.explored(args.model)
+    architecture.check(chosen.config, heads=part == "part2")
+    model = chosen.model()
+    unfolded = chosen.model(folded=False) if part == "part1" and model.cfg.normalization_type else None
+    report = Report(part, any_size=True)
+    with torch.no_grad():
+        asked = ask(model, prompt, getattr(args, "head", None), args.words, unfolded)
+        _first_line(report)
+        _name(report, chosen)
+        report.say(f"  prompt: {prompt!r}")
+        for special in vocabulary.specials(model, prompt):
+            report.say(f"  {special!r} in it is read as that special token, not as its letters")
+        explore(report, model, asked)
+    head = asked.head if part == "part2" else None
+    return _finish(report, args.out or RESULTS / "explore" / folder(chosen.name, head, prompt))
+
+
+def _list() -> int:
+    from circuits import models
+
+    for line in models.catalogue():
+        print(line)
+    return 0
+
+
+def _head(text: str) -> tuple[int, int]:
+    if not re.fullmatch(r"[0-9]+\.[0-9]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not LAYER.HEAD, such as 0.3")
+    layer, head = text.split(".")
+    return int(layer), int(head)
+
+
+def _words(text: str) -> list[str]:
+    words = text.split(",")
+    if "" in words:
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty word")
+    return words
+
+
+def _first_line(report: Report) -> None:
+    import torch
+
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformer_lens", "numpy"))
+    report.say(f"{TITLES[report.part]} | {versions}, {torch.get_num_threads()} threads")
+
+
+def _name(report: Report, checkpoint: Any) -> None:
+    report.models[checkpoint.name] = checkpoint.source
+    report.say(f"  {checkpoint.name}: {' '.join(checkpoint.source.values())}")
 
 
 def _choose(wanted: str, models: dict[str, dict[str, str]]) -> tuple[str, dict, str]:
@@ -121,14 +230,18 @@ def _parser(part: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, default=Path("results"), metavar="DIR", help="where results go (default: results)"
+        "--out", type=Path, metavar="DIR", help="where results go (default: results, or a folder below it)"
     )
     return parser
 
 
-def _guarded(parser: argparse.ArgumentParser, body: Callable[[argparse.Namespace], int]) -> int:
+def _guarded(
+    parser: argparse.ArgumentParser,
+    body: Callable[[argparse.Namespace], int],
+    argv: Sequence[str] | None = None,
+) -> int:
     """Run `body`; a fault that is the user's to mend is one line on stderr, not a traceback."""
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without the token's letters
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -28,22 +28,25 @@ def W_OV(
     model: "transformer_lens.HookedTransformer", layer: int, head: int
 ) -> "transformer_lens.FactoredMatrix":
     """W_V W_O [d_model, d_model] of rank d_head, kept as its two factors: what a head moves."""
-    return factored(model.W_V[layer, head], model.W_O[layer, head])
+    attn = model.blocks[layer].attn
+    return factored(attn.W_V[head], attn.W_O[head])
 
 
 def W_QK(
     model: "transformer_lens.HookedTransformer", layer: int, head: int
 ) -> "transformer_lens.FactoredMatrix":
     """W_Q W_Kᵀ [d_model, d_model] of rank d_head, kept as its two factors: where a head looks."""
-    return factored(model.W_Q[layer, head], model.W_K[layer, head].T)
+    attn = model.blocks[layer].attn
+    return factored(attn.W_Q[head], attn.W_K[head].T)
 
 
 def W_QK_with_biases(
     model: "transformer_lens.HookedTransformer", layer: int, head: int
 ) -> "transformer_lens.FactoredMatrix":
     """W_QK [d_model + 1, d_model + 1] for a stream with an always-1 column, which holds the biases."""
-    W_Q = torch.cat([model.W_Q[layer, head], model.b_Q[layer, head][None]])
-    W_K = torch.cat([model.W_K[layer, head], model.b_K[layer, head][None]])
+    attn = model.blocks[layer].attn
+    W_Q = torch.cat([attn.W_Q[head], attn.b_Q[head][None]])
+    W_K = torch.cat([attn.W_K[head], attn.b_K[head][None]])
     return factored(W_Q, W_K.T)
 
 
@@ -78,17 +81,39 @@ def three_steps(
 
 
 def pattern_in_one_step(
-    x: Float[Tensor, "pos d_model"], W_QK: "transformer_lens.FactoredMatrix", d_head: int
+    x: Float[Tensor, "pos d_model"],
+    W_QK: "transformer_lens.FactoredMatrix",
+    d_head: int,
+    divisor: float | None = None,
+    window: int | None = None,
 ) -> tuple[Float[Tensor, "dst src"], Float[Tensor, "dst src"]]:
     """(A, scores): the pattern from x W_QK xᵀ alone, without a query or a key (Part 2, section 4).
 
     `W_QK` is `W_QK_with_biases`: x is given the always-1 column here. Scores are divided by
-    sqrt(d_head), which the paper folds into W_Q; a score of the future is -inf before the softmax.
+    sqrt(d_head), which the paper folds into W_Q, or by another `divisor` (`score_divisor`); a score of the
+    future is -inf before the softmax, and so is one of `window` (`attention_window`) or more tokens ago.
     """
     x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
-    scores = x @ W_QK.AB @ x.T / d_head**0.5
-    future = torch.ones_like(scores).triu(1).bool()
-    return scores.masked_fill(future, -torch.inf).softmax(-1), scores
+    scores = x @ W_QK.AB @ x.T / (divisor or d_head**0.5)
+    unseen = torch.ones_like(scores).triu(1).bool()
+    if window is not None:
+        unseen |= torch.ones_like(scores).tril(-window).bool()
+    return scores.masked_fill(unseen, -torch.inf).softmax(-1), scores
+
+
+def score_divisor(model: "transformer_lens.HookedTransformer", layer: int) -> float:
+    """What a layer's scores are divided by: sqrt(d_head) in the articles' models, 1 in GPT-Neo."""
+    return float(model.blocks[layer].attn.attn_scale)
+
+
+def divides_by_root(model: "transformer_lens.HookedTransformer", layer: int) -> bool:
+    """Whether that is the usual sqrt(d_head)."""
+    return abs(score_divisor(model, layer) / model.cfg.d_head**0.5 - 1) < 1e-6
+
+
+def attention_window(model: "transformer_lens.HookedTransformer", layer: int) -> int | None:
+    """How many tokens, itself among them, a token of a layer with local attention sees; None for all."""
+    return model.cfg.window_size if model.blocks[layer].attn.attn_type == "local" else None
 
 
 def reparametrised(

@@ -8,6 +8,7 @@ The only file that knows TransformerLens' loader, the hub, its cache and the bun
 """
 
 import contextlib
+import copy
 import difflib
 import hashlib
 import json
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from circuits import Fault
+from circuits.architecture import check
 from circuits.layernorm import State, fold
 
 if TYPE_CHECKING:
@@ -37,6 +39,11 @@ PUBLISHED = {
     "attn-only-1l": "NeelNanda/Attn_Only_1L512W_C4_Code",
     "attn-only-2l": "NeelNanda/Attn_Only_2L512W_C4_Code",
     "gpt2": "openai-community/gpt2",
+}
+PUBLISHED_SIZES = {  # in the order of SIZES, for a list that asks nobody
+    "attn-only-1l": (1, 8, 512, 64, 1024, 48262),
+    "attn-only-2l": (2, 8, 512, 64, 1024, 48262),
+    "gpt2": (12, 12, 768, 64, 1024, 50257),
 }
 BUNDLED = ("mini-1l", "mini-2l", "mini-tied-1l")
 MINI = Path(__file__).parent / "mini"
@@ -61,6 +68,13 @@ class Checkpoint:
     state: State  # unfolded float32 parameters under TransformerLens' names
     tokenizer: Any  # None for gpt2
     source: dict[str, str]  # where the weights came from, for the results
+
+    @property
+    def config(self) -> Any:
+        """The HookedTransformerConfig of the unfolded model."""
+        from transformer_lens import HookedTransformerConfig
+
+        return HookedTransformerConfig.from_dict(self.cfg | {"device": "cpu"})
 
     @cached_property
     def _folded(self) -> State:
@@ -111,24 +125,113 @@ def checkpoint(name: str) -> Checkpoint:
     raise ModelError(f"no model {name!r}: {', '.join((*PUBLISHED, *BUNDLED))}")
 
 
-def other(name: str) -> "HookedTransformer":
+def explored(name: str) -> "Checkpoint | Known":
+    """Any model at all: a bundled or a published one, a folder ("./folder"), one that TransformerLens knows.
+
+    Raises ModelError where it is none of these or unusable, and Unavailable where it is not to be had.
+    """
+    check_transformer_lens()
+    if name in (*BUNDLED, *PUBLISHED) and name != "gpt2":  # of gpt2, `checkpoint` has the ends only
+        return checkpoint(name)
+    if name.startswith((".", "/", "~")) or (name and Path(name).is_dir() and not official(name)):
+        return local(Path(name).expanduser())
+    return Known(name)
+
+
+class Known:
+    """A model that TransformerLens itself loads; its configuration first, for it may not be covered."""
+
+    def __init__(self, name: str):
+        """Raises ModelError for a name that TransformerLens does not know."""
+        if not official(name):
+            known = [*known_to_transformer_lens(), *PUBLISHED, *BUNDLED]
+            close = difflib.get_close_matches(name.lower(), known)
+            raise ModelError(f"no model {name!r}" + (f"; near it: {', '.join(close)}" if close else ""))
+        self.name = name
+
+    @cached_property
+    def config(self) -> Any:
+        """Its HookedTransformerConfig, for which no weights are fetched. Raises Unavailable."""
+        with quietly():
+            from transformer_lens.loading_from_pretrained import get_pretrained_model_config
+
+            try:
+                return get_pretrained_model_config(official(self.name), device="cpu")
+            except Exception as error:
+                raise Unavailable(f"{self.name}: no configuration of it: {first_line(error)}") from error
+
+    @property
+    def source(self) -> dict[str, str]:
+        """Where its weights come from: the repository, and the commit of it that the cache has."""
+        from huggingface_hub import try_to_load_from_cache
+
+        repository = official(self.name)
+        config = try_to_load_from_cache(repository, "config.json")
+        commit = {"commit": Path(config).parent.name} if isinstance(config, str) else {}
+        return {"weights": "hub, by TransformerLens", "repository": repository} | commit
+
+    def model(self, folded: bool = True) -> "HookedTransformer":
+        """`from_pretrained(name)`, or unfolded `from_pretrained_no_processing`. Raises Unavailable."""
+        return other(self.name, folded)
+
+
+def other(name: str, folded: bool = True) -> "HookedTransformer":
     """Any other model that TransformerLens knows, by its own loader.
 
     Raises ModelError for a name it does not know, and Unavailable where its loader fails.
     """
     check_transformer_lens()
+    Known(name)
     with quietly():
         from transformer_lens import HookedTransformer
-        from transformer_lens.loading_from_pretrained import make_model_alias_map
 
-        names = make_model_alias_map()
-        if name.lower() not in names:
-            close = difflib.get_close_matches(name.lower(), [*names, *BUNDLED])
-            raise ModelError(f"no model {name!r}" + (f"; near it: {', '.join(close)}" if close else ""))
+        whole, plain = HookedTransformer.from_pretrained, HookedTransformer.from_pretrained_no_processing
         try:
-            return HookedTransformer.from_pretrained(name, device="cpu")
+            return (whole if folded else plain)(name, device="cpu").eval()
         except Exception as error:
             raise Unavailable(f"{name}: TransformerLens cannot load it: {first_line(error)}") from error
+
+
+def official(name: str) -> str:
+    """The repository of a model by any of its TransformerLens names, or "" for a name it does not know."""
+    return known_to_transformer_lens().get(name.lower(), "")
+
+
+def known_to_transformer_lens() -> dict[str, str]:
+    with quietly():
+        from transformer_lens.loading_from_pretrained import make_model_alias_map
+
+        return make_model_alias_map()
+
+
+def folded(model: "HookedTransformer") -> "HookedTransformer":
+    """A copy of any model with its norm folded into its weights; `model` is left as it was.
+
+    The same function of the prompt, up to one number added to all logits. Raises `architecture.NotCovered`
+    for a model whose norm does not fold.
+    """
+    check(model.cfg)
+    with quietly():
+        made = copy.deepcopy(model)
+        made.process_weights_()
+    return made.eval()
+
+
+def catalogue() -> list[str]:
+    """The bundled and published models and their sizes, a line each."""
+    lines = [f"{'':<14}layers  heads  d_model  d_head  vocabulary  context  from"]
+    for name in (*BUNDLED, *PUBLISHED):
+        if name in BUNDLED:
+            with explained(f"{name}: the package's file cannot be read, install it again"):
+                cfg = json.loads((MINI / f"{name}.json").read_text(encoding="utf-8"))
+                size = (MINI / f"{name}.safetensors").stat().st_size
+            sizes, where = [cfg[size] for size in SIZES], f"bundled, {size / 1e6:.1f} MB"
+        else:
+            sizes, where = PUBLISHED_SIZES[name], PUBLISHED[name]
+        layers, heads, d_model, d_head, n_ctx, d_vocab = sizes
+        numbers = f"{layers:>6}{heads:>7}{d_model:>9}{d_head:>8}{d_vocab:>12,}{n_ctx:>9,}"
+        lines.append(f"{name:<14}{numbers}  {where}")
+    return lines
 
 
 def check_transformer_lens() -> None:
@@ -187,6 +290,34 @@ def attention_only(name: str, repository: str) -> Checkpoint:
     return Checkpoint(name, cfg, state, tokenizer(cfg["tokenizer_name"], cfg["d_vocab"]), source)
 
 
+def local(folder: Path) -> Checkpoint:
+    """A folder laid out as the published repositories: `config.json` and one `*final.pth` state dict.
+
+    The tokenizer is that of the folder's own files, else of its subfolder `tokenizer`, else of the
+    repository that the configuration names. Raises ModelError, naming what is missing.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such folder")
+    name, config = folder.resolve().name, folder / "config.json"
+    if not config.is_file():
+        raise ModelError(f"{folder}: no config.json in it")
+    finals = sorted(folder.rglob("*final.pth"), key=lambda file: (len(str(file)), file))
+    if not finals:
+        raise ModelError(f"{folder}: no state dict in it whose name ends in final.pth")
+    cfg = attention_only_config(config, named_tokenizer=False) | {"model_name": name}
+    state = conform(torch_load(finals[0]), shapes(cfg), finals[0])
+    source = {"weights": "folder", "file": finals[0].name, "sha256": sha256(finals[0])}
+    marks = ("tokenizer.json", "tokenizer_config.json")
+    for place in (folder, folder / "tokenizer"):
+        if any((place / mark).is_file() for mark in marks):
+            return Checkpoint(name, cfg, state, read_tokenizer(place, str(place), cfg["d_vocab"]), source)
+    if not cfg.get("tokenizer_name"):
+        raise ModelError(
+            f"{folder}: no {marks[0]}, there or in tokenizer/, and no tokenizer_name in {config}"
+        )
+    return Checkpoint(name, cfg, state, tokenizer(cfg["tokenizer_name"], cfg["d_vocab"]), source)
+
+
 def gpt2(repository: str) -> Checkpoint:
     """GPT-2's two ends: embedding, final layer norm and the tied unembedding, and its configuration."""
     from safetensors import safe_open
@@ -209,7 +340,11 @@ def tokenizer(repository: str, d_vocab: int) -> Any:
     known = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
     known += ("vocab.json", "merges.txt", "config.json")
     files = snapshot(repository, lambda names: [name for name in known if name in names] or [known[0]])
-    folder = next(iter(files.values())).parent
+    return read_tokenizer(next(iter(files.values())).parent, repository, d_vocab)
+
+
+def read_tokenizer(folder: Path, repository: str, d_vocab: int) -> Any:
+    """`tokenizer`, of a folder that has its files."""
     with quietly(), explained(f"{repository}: cannot be read as a tokenizer"):
         from transformers import AutoTokenizer
 
@@ -228,9 +363,10 @@ SIZES = ("n_layers", "n_heads", "d_model", "d_head", "n_ctx", "d_vocab")
 COVERED = {"attn_only": True, "shortformer_pos": False, "final_rms": False, "architecture": "neel"}
 
 
-def attention_only_config(file: Path) -> dict[str, Any]:
+def attention_only_config(file: Path, named_tokenizer: bool = True) -> dict[str, Any]:
     """The fields of a HookedTransformerConfig in a published `config.json`."""
-    config = read_config(file, (*SIZES, "attn_only", "tokenizer_name"), SIZES)
+    needed = (*SIZES, "attn_only") + ("tokenizer_name",) * named_tokenizer
+    config = read_config(file, needed, SIZES)
     config["normalization_type"] = config.get("normalization", config.get("normalization_type"))
     if not config["normalization_type"]:
         raise ModelError(f"{file}: no field normalization")

@@ -15,6 +15,9 @@ from circuits import published
 
 WIDTH = 100
 DIGITS, NOISE_DIGITS = 5, 3
+EPS = 2.0**-23  # one rounding in float32, of a number of size 1
+FLOAT64 = 2.0**-29  # one in float64 is this much smaller
+ROUNDINGS = 64  # as many as 4,096 of random sign amount to: the terms of a sum in a large model
 
 
 def rounded(value: Any, digits: int = DIGITS) -> Any:
@@ -36,11 +39,14 @@ def rounded(value: Any, digits: int = DIGITS) -> Any:
 class Report:
     """One run of one part: prints as it goes, and gathers `quantities` and `noise` by id.
 
-    `figures` are the published figures to judge by, or none where other models are measured.
+    `figures` are the published figures to judge by, or none where other models are measured. The limits
+    of identities are those of the articles' models, whose numbers are small; with `any_size`, for other
+    models, each allows what `ROUNDINGS` roundings of the largest number involved can do, if that is more.
     """
 
-    def __init__(self, part: str, figures: dict[str, dict] | None = None):
+    def __init__(self, part: str, figures: dict[str, dict] | None = None, any_size: bool = False):
         self.part = part
+        self.any_size = any_size
         self.figures = figures or {}
         self.models: dict[str, dict] = {}
         self.quantities: dict[str, Any] = {}
@@ -74,9 +80,14 @@ class Report:
         else:
             self._line(label, value)
 
-    def small(self, id: str, label: str, value: float, limit: float) -> None:
-        """Record rounding noise, which an identity says is zero, and print it with its limit."""
+    def small(self, id: str, label: str, value: float, limit: float, size: float = 0.0) -> None:
+        """Record rounding noise, which an identity says is zero, and print it with its limit.
+
+        `size` is the largest float32 number that goes into it, which `any_size` scales the limit by.
+        """
         value = rounded(value, NOISE_DIGITS)
+        if self.any_size:
+            limit = rounded(max(limit, ROUNDINGS * EPS * size), NOISE_DIGITS)
         self.noise[id] = {"measured": value, "limit": limit}
         if id in self.figures:
             self._beside_printed(self.figures[id], label, value)

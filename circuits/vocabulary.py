@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from circuits import Fault
+from circuits import Fault, architecture
 
 if TYPE_CHECKING:
     import transformer_lens  # seconds to import: only for those who have a model already
@@ -36,6 +36,26 @@ def normalised(W_E: Float[Tensor, "n d_model"]) -> Float[Tensor, "n d_model"]:
     return W_E.div_(W_E.std(-1, keepdim=True))
 
 
+def embeddings(model: "transformer_lens.HookedTransformer") -> Float[Tensor, "d_vocab d_model"]:
+    """W_E as it enters the stream: after the embedding's own layer norm, where the model has one."""
+    return model.embed.ln(model.W_E) if model.cfg.post_embedding_ln else model.W_E
+
+
+def as_read(model: "transformer_lens.HookedTransformer") -> Float[Tensor, "d_vocab d_model"]:
+    """Each embedding as the model's norm hands it to a head: `normalised`, for RMS norm without centring."""
+    W_E = embeddings(model)
+    if architecture.centres(model.cfg):
+        return normalised(W_E)
+    if model.cfg.normalization_type is None:
+        return W_E
+    return W_E / W_E.square().mean(-1, keepdim=True).sqrt()
+
+
+def ordinary(d_vocab: int) -> Int[Tensor, " n"]:
+    """The article's 2,000 ordinary tokens, 1000 to 2999; all tokens of a vocabulary without those."""
+    return torch.arange(1000, 3000) if d_vocab >= 3000 else torch.arange(d_vocab)
+
+
 def ov_column(
     x: Float[Tensor, " d_model"],
     W_V: Float[Tensor, "d_model d_head"],
@@ -50,12 +70,14 @@ def qk_row(
     x: Float[Tensor, " d_model"],
     W_Q: Float[Tensor, "d_model d_head"],
     keys: Float[Tensor, "d_vocab d_head"],
+    divisor: float | None = None,
 ) -> Float[Tensor, " d_vocab"]:
     """The score that destination `x` gives every source token, from the `keys` W_E W_K of all of them.
 
-    Divided by sqrt(d_head); positions and biases left out (Part 2, section 7).
+    Divided by sqrt(d_head), or by the layer's own `divisor`; positions and biases left out (Part 2,
+    section 7).
     """
-    return keys @ (x @ W_Q) / W_Q.shape[1] ** 0.5
+    return keys @ (x @ W_Q) / (divisor or W_Q.shape[1] ** 0.5)
 
 
 def own_top(
@@ -115,3 +137,61 @@ def single_token(model: "transformer_lens.HookedTransformer", word: str) -> int:
         pieces = [reader(model)(token) for token in tokens]
         raise Fault(f"{word!r} is {len(pieces)} tokens for {model.cfg.model_name}: {pieces}")
     return int(tokens[0])
+
+
+def tokens(model: "transformer_lens.HookedTransformer", prompt: str) -> Int[Tensor, " pos"]:
+    """The tokens of a prompt, BOS first if the model's prompts begin with one.
+
+    Text that spells a special token is that token, as TransformerLens reads it (`specials` finds them).
+    Raises Fault where the model has no tokenizer, and for a prompt that is no text, that gives no token at
+    all, or that is longer than the context (never truncated, as TransformerLens would).
+    """
+    name, n_ctx = model.cfg.model_name, model.cfg.n_ctx
+    if model.tokenizer is None:
+        raise Fault(f"{name} has no tokenizer: give HookedTransformer(cfg, tokenizer=...) one")
+    encodable(prompt)
+    found = model.to_tokens(prompt, truncate=False)[0]
+    if not len(found):
+        raise Fault(f"an empty prompt is no token for {name}, whose prompts begin without a BOS")
+    if len(found) > n_ctx:
+        raise Fault(f"the prompt is {len(found):,} tokens, more than the {n_ctx:,} of {name}'s context")
+    return found.long()
+
+
+def encodable(text: str) -> bytes:
+    """`text` as UTF-8. Raises Fault for half a character, which a shell may hand over."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise Fault(f"{text!r} is not text: {error.reason} at character {error.start}") from error
+
+
+def own_tokens(model: "transformer_lens.HookedTransformer", prompt: str) -> list[int]:
+    """The distinct tokens of a prompt in their order, without the BOS that the model puts before it.
+
+    Of an empty prompt, that BOS.
+    """
+    written = model.to_tokens(prompt, prepend_bos=False, truncate=False)[0].tolist() if prompt else []
+    return list(dict.fromkeys(written or tokens(model, prompt).tolist()))
+
+
+def specials(model: "transformer_lens.HookedTransformer", prompt: str) -> list[str]:
+    """The special tokens that the prompt itself spells, each once."""
+    special = set(model.tokenizer.all_special_ids)
+    return [reader(model)(token) for token in own_tokens(model, prompt) if prompt and token in special]
+
+
+def entries(
+    model: "transformer_lens.HookedTransformer", words: list[str] | list[int]
+) -> list[tuple[str, str, int]]:
+    """(key for a results file, text, token id) for words, or for token ids, whose keys end in "#id".
+
+    Raises Fault, naming the pieces, for a word that is not one token.
+    """
+    text = reader(model)
+    return [
+        (word.strip(), word, single_token(model, word))
+        if isinstance(word, str)
+        else (f"{text(word).strip().removesuffix(f'#{word}')}#{word}", text(word), word)
+        for word in words
+    ]
