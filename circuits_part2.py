@@ -8,14 +8,16 @@ import sys
 
 import torch
 
-from circuits import cli, heads, residual, subspaces, vocabulary
+from circuits import cli, heads, interventions, residual, subspaces, vocabulary
 
 TEA = "I like green tea, so I drink green"
+COFFEE = "I like black coffee, so I drink black"  # of the same length, for its values
 TABLES = {
     "published": {
         "models": {"one_layer": "attn-only-1l", "two_layers": "attn-only-2l"},
         "head": "0.3",
         "prompt": TEA,
+        "other_prompt": COFFEE,
         "answer": " tea",
         "ov_words": [" tea", " green", " Paris", " Obama", " coffee", " cat", " London", " Potter"],
         "qk_words": [" in", " see", " of", " the", " drink"],
@@ -24,6 +26,7 @@ TABLES = {
         "models": {"one_layer": "mini-1l", "two_layers": "mini-2l"},
         "head": "0.3",
         "prompt": TEA,
+        "other_prompt": COFFEE,
         "answer": " tea",
         "ov_words": [" tea", " green", " Paris", " coffee", " cat", " London"],
         "qk_words": [" in", " see", " of", " the", " drink"],
@@ -31,6 +34,7 @@ TABLES = {
 }
 ORDINARY = torch.arange(1000, 3000)  # the article's 2,000 ordinary tokens
 SEED = 0
+SAMPLES = 300  # random pairs behind a baseline
 
 
 def sections(report, table, checkpoints):
@@ -38,7 +42,9 @@ def sections(report, table, checkpoints):
     layer, head = map(int, table["head"].split("."))
     section_1_matrices(report, model, layer, head)
     section_2_heads_add(report, [model, two], table["prompt"])
-    x = section_3_one_head(report, model, layer, head, table["prompt"], table["answer"])
+    x = section_3_one_head(
+        report, model, layer, head, table["prompt"], table["answer"], table["other_prompt"]
+    )
     section_4_pattern(report, model, layer, head, table["prompt"])
     section_5_low_rank(report, model, layer, head)
     section_6_reparametrising(report, model, layer, head, x)
@@ -79,7 +85,7 @@ def section_2_heads_add(report, models, prompt):
             report.small(f"{id}.max_sum_minus_model", "  |sum + b_O - model| max", error.item(), 3.5e-5)
 
 
-def section_3_one_head(report, model, layer, head, prompt, answer):
+def section_3_one_head(report, model, layer, head, prompt, answer, other_prompt):
     report.section(3, f"One head on a real prompt ({model.cfg.model_name}, head {layer}.{head})")
     tokens, logits, cache = residual.run(model, prompt)
     text = vocabulary.reader(model)
@@ -122,7 +128,49 @@ def section_3_one_head(report, model, layer, head, prompt, answer):
         (first_A - h).abs().max().item(),
         1.4e-5,
     )
+    confirm_one_head(report, model, layer, head, tokens, logits, cache, other_prompt)
     return x
+
+
+def confirm_one_head(report, model, layer, head, tokens, logits, cache, other_prompt):
+    """Take the head out, then give it another prompt's values, beside what A times the OV column says."""
+    others, _, other_cache = residual.run(model, other_prompt)
+    answer, text = int(logits[-1].argmax()), vocabulary.reader(model)
+    x, x_other = (run["normalized", layer, "ln1"][0] for run in (cache, other_cache))
+    x_tokens, x_other_tokens = (vocabulary.normalised(model.W_E[ids]) for ids in (tokens, others))
+    A, scale = cache["pattern", layer][0, head], cache["ln_final.hook_scale"][0]
+    W_OV, b_V = heads.W_OV(model, layer, head), model.b_V[layer, head]
+    column = residual.logit_direction(model.W_U, scale[-1, 0], answer)
+
+    def said(x):
+        """The last row of A times the entries for `answer` of the OV columns of `x`."""
+        return (A[-1] @ (x @ W_OV.A @ (W_OV.B @ column))).item()
+
+    def change(r, *hooks):
+        """The model's logit of `answer` with the head's result vectors `r`, less the logit it had."""
+        hooks = [interventions.set_result(layer, head, r), *hooks]
+        return (model.run_with_hooks(tokens[None], fwd_hooks=hooks)[0, -1] - logits[-1])[answer].item()
+
+    cases = [("ablated", "the head taken out", torch.zeros(()), -said(x), -said(x_tokens))]
+    if len(others) == len(tokens):
+        swapped, _ = heads.three_steps(x_other, A, W_OV.A, b_V, W_OV.B)
+        of_stream, of_tokens = said(x_other) - said(x), said(x_other_tokens) - said(x_tokens)
+        cases.append(
+            ("swapped", f"its pattern kept, values of {other_prompt!r}", swapped, of_stream, of_tokens)
+        )
+    for id, label, r, of_stream, of_tokens in cases:
+        report.say(f"  {label}: the logit of {text(answer)!r} changes by")
+        report.quantity(f"3.{id}.logit_change", "  in the model", change(r))
+        held = change(r, interventions.hold_scale(scale))
+        report.quantity(f"3.{id}.logit_change.scale_held", "  the last layer norm's scale held", held)
+        report.quantity(
+            f"3.{id}.said_by_OV.stream", "  said by A times the OV column of the stream", of_stream
+        )
+        report.quantity(f"3.{id}.said_by_OV.tokens", "  said by A times that of the tokens alone", of_tokens)
+    if len(others) != len(tokens):
+        report.say(
+            f"  its values are not swapped: {other_prompt!r} is {len(others)} tokens, not {len(tokens)}"
+        )
 
 
 def section_4_pattern(report, model, layer, head, prompt):
@@ -151,6 +199,10 @@ def section_5_low_rank(report, model, layer, head):
         report.quantity(f"{id}.singular_values.at_d_head", f"    σ{d_head}", S[d_head - 1].item())
         report.small(f"{id}.singular_values.after_d_head", f"    σ{d_head + 1}", S[d_head].item(), zero)
         report.small(f"{id}.singular_values.last", f"    σ{len(S)}", S[-1].item(), 1e-7)
+        runs = subspaces.nearly_equal(S[:d_head])
+        report.quantity(
+            f"{id}.singular_values.nearly_equal", "  within 1 % of the next: no direction alone", runs
+        )
         for lh in residual.heads(model):
             factors = product(model, *lh)
             S = subspaces.singular_values(factors.A, factors.B)
@@ -165,6 +217,13 @@ def section_5_low_rank(report, model, layer, head):
     report.quantity(
         "5.overlap.random", "  two random subspaces: d_head / d_model", d_head / model.cfg.d_model
     )
+    dimensions, generator = subspaces.dimensions_left(model.cfg), torch.Generator().manual_seed(SEED)
+    random = subspaces.random_overlaps(dimensions, d_head, SAMPLES, generator)
+    report.say(f"  {SAMPLES} random pairs in the {dimensions} dimensions that layer norm leaves")
+    report.quantity("5.overlap.random_pairs.mean", "  mean", random.mean().item())
+    report.quantity("5.overlap.random_pairs.deviation", "  standard deviation", random.std().item())
+    deviations = ((torch.tensor(overlaps) - random.mean()) / random.std()).tolist()
+    report.quantity("5.overlap.deviations", "  by head, deviations above that mean", deviations)
 
 
 def section_6_reparametrising(report, model, layer, head, x):
@@ -228,6 +287,7 @@ def section_7_circuits(report, model, layer, head, ov_words, qk_words):
     ]
     report.say("  share of tokens 1000..2999 whose top OV output is the token itself")
     report.quantity("7.own_top_share.heads", "  by head", shares)
+    whole_circuits(report, model, layer, x)
     keys = x @ W_K
     for word in qk_words:
         scores = vocabulary.qk_row(x[vocabulary.single_token(model, word)], W_Q, keys)
@@ -236,6 +296,41 @@ def section_7_circuits(report, model, layer, head, ov_words, qk_words):
         report.quantity(f"{id}.highest", "  highest score", top.values[0].item())
         report.quantity(f"{id}.eighth", "  eighth", top.values[7].item())
         report.quantity(f"{id}.median", "  median", scores.median().item())
+
+
+def whole_circuits(report, model, layer, x):
+    """Copying measured on whole circuits: own tops over all tokens, and eigenvalues."""
+    tokens = torch.arange(len(x))
+    OV = {lh: (x @ model.W_V[lh], model.W_O[lh] @ model.W_U) for lh in residual.heads(model)}
+    QK = {lh: (x @ model.W_Q[lh], (x @ model.W_K[lh]).T) for lh in OV}
+    places = [vocabulary.own_place(*factors, tokens, most=5) for factors in OV.values()]
+    top1, top5 = ([(p <= k).float().mean().item() for p in places] for k in (1, 5))
+    report.say("  over the whole vocabulary, by head")
+    report.quantity("7.own_top_share.whole_vocabulary.heads", "  share whose top OV output is itself", top1)
+    report.quantity("7.own_top5_share.whole_vocabulary.heads", "  share with itself among the top 5", top5)
+    report.say("  eigenvalues of the whole circuits, Σ Re λ / Σ |λ|, by head (1: all copy)")
+    for name, circuits in (("OV", OV), ("QK", QK)):
+        copying = [vocabulary.eigenvalue_copying(*factors) for factors in circuits.values()]
+        report.quantity(f"7.eigenvalue_copying.{name}.heads", f"  {name}", copying)
+
+    of_layer = [lh for lh in OV if lh[0] == layer]
+    two = sorted(sorted(of_layer, key=lambda lh: -top1[list(OV).index(lh)])[:2])
+    id, summed = "7.two_strongest", {}
+    for name, circuits in (("OV", OV), ("QK", QK)):  # a sum of products: both heads' factors side by side
+        rows, columns = zip(*(circuits[lh] for lh in two), strict=True)
+        summed[name] = torch.cat(rows, 1), torch.cat(columns)
+    places = vocabulary.own_place(*summed["OV"], tokens, most=5)
+    report.quantity(f"{id}.heads", "the two that copy most, summed", ["{}.{}".format(*lh) for lh in two])
+    report.quantity(
+        f"{id}.own_top_share", "  share whose top output is itself", (places == 1).float().mean().item()
+    )
+    report.quantity(f"{id}.own_top5_share", "  among the top 5", (places <= 5).float().mean().item())
+    for name, factors in summed.items():
+        report.quantity(
+            f"{id}.eigenvalue_copying.{name}",
+            f"  eigenvalues, {name}",
+            vocabulary.eigenvalue_copying(*factors),
+        )
 
 
 if __name__ == "__main__":

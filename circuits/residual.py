@@ -53,6 +53,13 @@ def logit_shares(
     return shares | {"b_U": b_U[token].item()}
 
 
+def logit_direction(
+    W_U: Float[Tensor, "d_model d_vocab"], scale: Float[Tensor, ""], token: int
+) -> Float[Tensor, " d_model"]:
+    """The direction along which what is written adds to the logit of `token`: x @ it is x's logit share."""
+    return (W_U[:, token] - W_U[:, token].mean()) / scale
+
+
 def rotation(d_model: int, generator: torch.Generator) -> Float[Tensor, "d_model d_model"]:
     """A random orthogonal matrix, in float64, that leaves the all-ones direction where it is.
 

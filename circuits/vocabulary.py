@@ -58,37 +58,65 @@ def qk_row(
     return keys @ (x @ W_Q) / W_Q.shape[1] ** 0.5
 
 
-def own_top(
+def own_place(
     rows: Float[Tensor, "n k"],
     columns: Float[Tensor, "k d_vocab"],
     tokens: Int[Tensor, " n"],
-    block: int = 4096,
-) -> Bool[Tensor, " n"]:
-    """Whether the highest of `rows[i] @ columns` is at `tokens[i]`, ties going to the lower index.
+    most: int,
+    block: int | None = None,
+) -> Int[Tensor, " n"]:
+    """Where `tokens[i]` stands in `rows[i] @ columns`, 1 for the highest; `most + 1` where below `most`.
 
-    1. Go through the vocabulary in blocks, and note each token's best score but its own.
-    2. Drop a token as soon as another output beats its own by more than rounding can account for.
-    3. A token that leads by more than rounding is its own top; only the rest need their whole row.
+    As in a stable sort from the highest down: of equal scores the lower index comes first.
 
-    Equal to `(rows @ columns).argmax(1) == tokens`, with n x block numbers in memory at the most.
+    1. Go through the vocabulary in blocks. Count for each token the outputs that lead its own by more
+       than rounding can account for, and those that rounding might put above it.
+    2. Drop a token as soon as `most` outputs lead it.
+    3. Where the two counts differ, and only there, take the whole row again, in float64.
+
+    Blocks are as wide as keeps a block of scores at `SCORES` numbers (or `block` wide): no more is in
+    memory at a time, but for copies of `rows` and, where step 3 has work, of `columns` in float64.
     """
     own = (rows * columns.T[tokens]).sum(1)
     # What rounding can do to the difference of two k-term dot products
     slack = 2 * rows.shape[1] * torch.finfo(rows.dtype).eps * rows.norm(dim=1) * columns.norm(dim=0).max()
-    rival = torch.full_like(own, -torch.inf)
-    alive = torch.arange(len(rows))
-    for start in range(0, columns.shape[1], block):
-        scores = rows[alive] @ columns[:, start : start + block]
+    ahead = torch.zeros(len(rows), dtype=torch.int64)
+    near = torch.zeros_like(ahead)
+    alive, start = torch.arange(len(rows)), 0
+    while start < columns.shape[1] and len(alive):
+        width = block or max(1, SCORES // len(alive))
+        scores = rows[alive] @ columns[:, start : start + width]
         at = tokens[alive] - start
         inside = (at >= 0) & (at < scores.shape[1])
         scores[inside, at[inside]] = -torch.inf
-        rival[alive] = rival[alive].maximum(scores.amax(1))
-        alive = alive[rival[alive] <= own[alive] + slack[alive]]
-    top = torch.zeros(len(rows), dtype=torch.bool)
-    top[alive] = rival[alive] < own[alive] - slack[alive]
-    for i in alive[~top[alive]].tolist():
-        top[i] = (rows[i] @ columns).argmax() == tokens[i]
-    return top
+        least, best = own[alive] - slack[alive], scores.amax(1)
+        rivalled = best >= least  # few are, once the clear cases are dropped
+        those, scores = alive[rivalled], scores[rivalled]
+        leads = (scores > (own + slack)[those, None]).sum(1)
+        ahead[those] += leads
+        near[those] += (scores >= least[rivalled, None]).sum(1) - leads
+        alive = alive[ahead[alive] < most]
+        start += width
+    for some in alive[near[alive] > 0].split(max(1, SCORES // columns.shape[1])):
+        scores, token = rows[some].double() @ columns.double(), tokens[some, None].long()
+        own = scores.gather(1, token)
+        before = torch.arange(scores.shape[1]) < token
+        ahead[some] = ((scores > own) | ((scores == own) & before)).sum(1)
+    return ahead.clamp_max(most) + 1
+
+
+SCORES = 2**21  # a block of scores: 8 MB of float32
+
+
+def own_top(
+    rows: Float[Tensor, "n k"],
+    columns: Float[Tensor, "k d_vocab"],
+    tokens: Int[Tensor, " n"],
+    block: int | None = None,
+    top: int = 1,
+) -> Bool[Tensor, " n"]:
+    """Whether `tokens[i]` is among the `top` highest of `rows[i] @ columns`, as `own_place` ranks them."""
+    return own_place(rows, columns, tokens, top, block) <= top
 
 
 def own_top_share(
@@ -96,6 +124,18 @@ def own_top_share(
 ) -> float:
     """The share of `tokens` whose highest output is the token itself: a measure of copying."""
     return own_top(rows, columns, tokens).float().mean().item()
+
+
+def eigenvalue_copying(rows: Float[Tensor, "d_vocab k"], columns: Float[Tensor, "k d_vocab"]) -> float:
+    """Σ Re λ / Σ |λ| over the eigenvalues of `rows @ columns`: 1 all copy, -1 all suppress (float64).
+
+    The paper's "Copying / primitive in-context learning" and its summary of OV eigenvalues. The table is
+    d_vocab x d_vocab; its eigenvalues but for zeros are those of `columns @ rows`, k x k. Of an OV circuit
+    the factors are (W_E W_V, W_O W_U), of a QK circuit (W_E W_Q, (W_E W_K)ᵀ); a sum of two circuits has
+    the factors of both side by side, and so a product of 2 x 2 blocks.
+    """
+    eigenvalues = torch.linalg.eigvals(columns.double() @ rows.double())
+    return (eigenvalues.real.sum() / eigenvalues.abs().sum()).item()
 
 
 def reader(model: "transformer_lens.HookedTransformer") -> Callable[[Int[Tensor, ""] | int], str]:
