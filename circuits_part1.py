@@ -111,7 +111,7 @@ def section_3_residual_stream(report, model, prompt):
 
 
 def confirm_by_removal(report, model, cache, pos, written, shares, answer):
-    """Take one piece at a time out of the final stream: the logit falls by its share, if the scale is held."""
+    """Take one piece at a time out of the final stream: at a held scale the logit falls by its share."""
     stream = cache["resid_post", model.cfg.n_layers - 1][0, pos]
     hold = interventions.hold_scale(cache["ln_final.hook_scale"][0, pos])
     logit, held, moved = (
@@ -134,16 +134,13 @@ def confirm_by_ablation(report, model, tokens, logits, layer, head):
     """Take the head out of the model itself, at every position, and let it predict again."""
     ablate = interventions.set_result(layer, head, torch.zeros(()))
     after = model.run_with_hooks(tokens[None], fwd_hooks=[ablate])[0, -1]
-    answer, text = logits[-1].argmax(), vocabulary.reader(model)
+    answer, text = int(logits[-1].argmax()), vocabulary.reader(model)
     report.say(f"  head {layer}.{head} taken out of the model, {text(answer)!r}:")
     for word, scores in (("before", logits[-1]), ("after", after)):
-        report.quantity(
-            f"3.ablated.probability.{word}", f"  probability {word}", scores.softmax(-1)[answer].item()
-        )
+        probability = scores.softmax(-1)[answer].item()
+        report.quantity(f"3.ablated.probability.{word}", f"  probability {word}", probability)
     report.quantity("3.ablated.logit_fall", "  how far the logit falls", (logits[-1] - after)[answer].item())
-    report.quantity(
-        "3.ablated.place", "  its place among all tokens after", vocabulary.place(after, int(answer))
-    )
+    report.quantity("3.ablated.place", "  its place among all tokens", vocabulary.place(after, answer))
 
 
 def section_4_direct_path(report, model, name, tied, words):
@@ -197,6 +194,7 @@ def composition_beside_random(report, model):
     whole, factors = subspaces.random_compositions(dimensions, model.cfg.d_head, SAMPLES, generator)
     W_Q, W_K, W_V, W_O = model.W_Q, model.W_K, model.W_V, model.W_O
     out_of_layer_0 = W_V[0], W_O[0]
+    labels = {"virtual": "virtual weights W_V W_O"} | {kind: f"{kind}-composition" for kind in "VKQ"}
     scores = {
         "virtual": (subspaces.composition(W_O[0], W_V[1]), factors),
         "V": (subspaces.composition_scores(*out_of_layer_0, W_V[1], W_O[1].mT), whole),
@@ -206,10 +204,7 @@ def composition_beside_random(report, model):
     report.say(f"  composition scores ‖W_1 W_2‖ / (‖W_1‖ ‖W_2‖), beside {SAMPLES} pairs of random heads")
     deviations = {}
     for kind, (score, random) in scores.items():
-        id, label = (
-            f"5.composition.{kind}",
-            f"{kind}-composition" if kind != "virtual" else "virtual weights W_V W_O",
-        )
+        id, label = f"5.composition.{kind}", labels[kind]
         deviations[kind] = (score - random.mean()) / random.std()
         report.quantity(f"{id}.random.mean", f"{label}: random mean", random.mean().item())
         report.quantity(f"{id}.random.deviation", "  standard deviation", random.std().item())
@@ -231,7 +226,7 @@ def composition_beside_random(report, model):
     again = heads.looks_back(cache["pattern", 1], by=length - 1, start=length + 1)
     report.say(f"  attention on {ROWS} rows of {length} random tokens said twice")
     report.quantity("5.previous_token.heads", "to the previous token, heads of layer 0", before.tolist())
-    report.quantity("5.induction.heads", "to the token after the first standing, layer 1", again.tolist())
+    report.quantity("5.induction.heads", "to the token after its standing, layer 1", again.tolist())
     writer, reader = int(before.argmax()), int(again.argmax())
     K, id = scores["K"][0], "5.induction_with_previous_token"
     report.quantity(f"{id}.pair", "most of each: from, to", [f"0.{writer}", f"1.{reader}"])

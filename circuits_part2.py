@@ -154,23 +154,18 @@ def confirm_one_head(report, model, layer, head, tokens, logits, cache, other_pr
     cases = [("ablated", "the head taken out", torch.zeros(()), -said(x), -said(x_tokens))]
     if len(others) == len(tokens):
         swapped, _ = heads.three_steps(x_other, A, W_OV.A, b_V, W_OV.B)
-        of_stream, of_tokens = said(x_other) - said(x), said(x_other_tokens) - said(x_tokens)
-        cases.append(
-            ("swapped", f"its pattern kept, values of {other_prompt!r}", swapped, of_stream, of_tokens)
-        )
+        moved = said(x_other) - said(x), said(x_other_tokens) - said(x_tokens)
+        cases.append(("swapped", f"its pattern kept, values of {other_prompt!r}", swapped, *moved))
     for id, label, r, of_stream, of_tokens in cases:
         report.say(f"  {label}: the logit of {text(answer)!r} changes by")
         report.quantity(f"3.{id}.logit_change", "  in the model", change(r))
         held = change(r, interventions.hold_scale(scale))
         report.quantity(f"3.{id}.logit_change.scale_held", "  the last layer norm's scale held", held)
-        report.quantity(
-            f"3.{id}.said_by_OV.stream", "  said by A times the OV column of the stream", of_stream
-        )
-        report.quantity(f"3.{id}.said_by_OV.tokens", "  said by A times that of the tokens alone", of_tokens)
+        report.quantity(f"3.{id}.said_by_OV.stream", "  A times the OV columns of its stream", of_stream)
+        report.quantity(f"3.{id}.said_by_OV.tokens", "  A times the OV columns of its tokens", of_tokens)
     if len(others) != len(tokens):
-        report.say(
-            f"  its values are not swapped: {other_prompt!r} is {len(others)} tokens, not {len(tokens)}"
-        )
+        lengths = f"{len(others)} tokens, not {len(tokens)}"
+        report.say(f"  its values are not swapped for those of {other_prompt!r}: {lengths}")
 
 
 def section_4_pattern(report, model, layer, head, prompt):
@@ -200,9 +195,7 @@ def section_5_low_rank(report, model, layer, head):
         report.small(f"{id}.singular_values.after_d_head", f"    σ{d_head + 1}", S[d_head].item(), zero)
         report.small(f"{id}.singular_values.last", f"    σ{len(S)}", S[-1].item(), 1e-7)
         runs = subspaces.nearly_equal(S[:d_head])
-        report.quantity(
-            f"{id}.singular_values.nearly_equal", "  within 1 % of the next: no direction alone", runs
-        )
+        report.quantity(f"{id}.singular_values.nearly_equal", "    equal within 1 %, so not apart", runs)
         for lh in residual.heads(model):
             factors = product(model, *lh)
             S = subspaces.singular_values(factors.A, factors.B)
@@ -300,37 +293,41 @@ def section_7_circuits(report, model, layer, head, ov_words, qk_words):
 
 def whole_circuits(report, model, layer, x):
     """Copying measured on whole circuits: own tops over all tokens, and eigenvalues."""
-    tokens = torch.arange(len(x))
-    OV = {lh: (x @ model.W_V[lh], model.W_O[lh] @ model.W_U) for lh in residual.heads(model)}
-    QK = {lh: (x @ model.W_Q[lh], (x @ model.W_K[lh]).T) for lh in OV}
-    places = [vocabulary.own_place(*factors, tokens, most=5) for factors in OV.values()]
-    top1, top5 = ([(p <= k).float().mean().item() for p in places] for k in (1, 5))
+
+    def OV(lh):
+        return x @ model.W_V[lh], model.W_O[lh] @ model.W_U
+
+    def QK(lh):
+        return x @ model.W_Q[lh], (x @ model.W_K[lh]).T
+
+    def shares(factors):
+        """Of all tokens, how many are their own top output, and how many among their own top 5."""
+        places = vocabulary.own_place(*factors, torch.arange(len(x)), most=5)
+        return [(places <= top).float().mean().item() for top in (1, 5)]
+
+    all_heads = residual.heads(model)
+    top1, top5 = zip(*(shares(OV(lh)) for lh in all_heads), strict=True)
     report.say("  over the whole vocabulary, by head")
     report.quantity("7.own_top_share.whole_vocabulary.heads", "  share whose top OV output is itself", top1)
     report.quantity("7.own_top5_share.whole_vocabulary.heads", "  share with itself among the top 5", top5)
     report.say("  eigenvalues of the whole circuits, Σ Re λ / Σ |λ|, by head (1: all copy)")
-    for name, circuits in (("OV", OV), ("QK", QK)):
-        copying = [vocabulary.eigenvalue_copying(*factors) for factors in circuits.values()]
+    for name, circuit in (("OV", OV), ("QK", QK)):
+        copying = [vocabulary.eigenvalue_copying(*circuit(lh)) for lh in all_heads]
         report.quantity(f"7.eigenvalue_copying.{name}.heads", f"  {name}", copying)
 
-    of_layer = [lh for lh in OV if lh[0] == layer]
-    two = sorted(sorted(of_layer, key=lambda lh: -top1[list(OV).index(lh)])[:2])
-    id, summed = "7.two_strongest", {}
-    for name, circuits in (("OV", OV), ("QK", QK)):  # a sum of products: both heads' factors side by side
-        rows, columns = zip(*(circuits[lh] for lh in two), strict=True)
-        summed[name] = torch.cat(rows, 1), torch.cat(columns)
-    places = vocabulary.own_place(*summed["OV"], tokens, most=5)
-    report.quantity(f"{id}.heads", "the two that copy most, summed", ["{}.{}".format(*lh) for lh in two])
-    report.quantity(
-        f"{id}.own_top_share", "  share whose top output is itself", (places == 1).float().mean().item()
-    )
-    report.quantity(f"{id}.own_top5_share", "  among the top 5", (places <= 5).float().mean().item())
-    for name, factors in summed.items():
-        report.quantity(
-            f"{id}.eigenvalue_copying.{name}",
-            f"  eigenvalues, {name}",
-            vocabulary.eigenvalue_copying(*factors),
-        )
+    by_share = sorted(zip(top1, all_heads, strict=True), key=lambda entry: -entry[0])
+    two = sorted([lh for _, lh in by_share if lh[0] == layer][:2])
+    id, label = "7.two_strongest", f"the two of layer {layer} that copy most, summed"
+    report.quantity(f"{id}.heads", label, ["{}.{}".format(*lh) for lh in two])
+    for name, circuit in (("OV", OV), ("QK", QK)):  # a sum of products: both heads' factors side by side
+        rows, columns = zip(*map(circuit, two), strict=True)
+        summed = torch.cat(rows, 1), torch.cat(columns)
+        if name == "OV":
+            top1, top5 = shares(summed)
+            report.quantity(f"{id}.own_top_share.whole_vocabulary", "  its top OV output is itself", top1)
+            report.quantity(f"{id}.own_top5_share.whole_vocabulary", "  itself among the top 5", top5)
+        copying = vocabulary.eigenvalue_copying(*summed)
+        report.quantity(f"{id}.eigenvalue_copying.{name}", f"  eigenvalues of {name}", copying)
 
 
 if __name__ == "__main__":
