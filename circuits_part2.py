@@ -55,6 +55,7 @@ def section_1_matrices(report, model, layer, head):
     report.section(
         1, f"One head, four matrices ({model.cfg.model_name}, head {layer}.{head}, the paper's shapes)"
     )
+    report.record("1.head", f"{layer}.{head}")
     for name in ("W_Q", "W_K", "W_V", "W_O"):
         W = getattr(model, name)[layer, head].T  # the paper writes vectors as columns
         report.quantity(f"1.paper_shape.{name}", name, list(W.shape))
@@ -97,6 +98,7 @@ def section_3_one_head(report, model, layer, head, prompt, answer, other_prompt)
         "3.last_row.tokens", "the last token attends most to", [text(t) for t in tokens[seen.indices]]
     )
     report.quantity("3.last_row.weights", "  with weights", seen.values.tolist())
+    report.record("3.pattern", A.tolist())
     report.small("3.max_row_sum_error", "|row sum - 1| max", (A.sum(-1) - 1).abs().max().item(), 1.2e-6)
     report.quantity("3.max_future_weight", "largest weight on the future", A.triu(1).max().item())
 
@@ -272,8 +274,9 @@ def section_7_circuits(report, model, layer, head, ov_words, qk_words):
     report.quantity("7.full_circuit_shape", "each full circuit", [len(x), len(x)])
     for word in ov_words:
         token = vocabulary.single_token(model, word)
-        top = vocabulary.ov_column(x[token], W_V, W_O, model.W_U).topk(6).indices
-        report.quantity(f"7.ov.{word.strip()}.top6", f"OV  reading {word!r} raises", [text(t) for t in top])
+        top, id = vocabulary.ov_column(x[token], W_V, W_O, model.W_U).topk(6), f"7.ov.{word.strip()}"
+        report.quantity(f"{id}.top6", f"OV  reading {word!r} raises", [text(t) for t in top.indices])
+        report.record(f"{id}.top6.values", top.values.tolist())
     shares = [
         vocabulary.own_top_share(x[ORDINARY] @ model.W_V[lh], model.W_O[lh] @ model.W_U, ORDINARY)
         for lh in residual.heads(model)
@@ -286,6 +289,7 @@ def section_7_circuits(report, model, layer, head, ov_words, qk_words):
         scores = vocabulary.qk_row(x[vocabulary.single_token(model, word)], W_Q, keys)
         top, id = scores.topk(8), f"7.qk.{word.strip()}"
         report.quantity(f"{id}.top8", f"QK  from {word!r} looks most for", [text(t) for t in top.indices])
+        report.record(f"{id}.top8.values", top.values.tolist())
         report.quantity(f"{id}.highest", "  highest score", top.values[0].item())
         report.quantity(f"{id}.eighth", "  eighth", top.values[7].item())
         report.quantity(f"{id}.median", "  median", scores.median().item())

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from circuits import Fault, published
-from circuits.report import Report
+from circuits import Fault, figures, published
+from circuits.report import WIDTH, Report
 
 TITLES = {
     "part1": "Part 1: the big idea and the residual stream",
@@ -41,6 +41,11 @@ def run(part: str, sections: Callable, tables: dict[str, dict]) -> int:
         help="auto: published, from the hub or its cache, else bundled (default); "
         "published: never fall back; mini: the bundled ones, no network",
     )
+    parser.add_argument(
+        "--figures",
+        action="store_true",
+        help='draw pictures too, PNG and SVG, beside the results (needs pip install -e ".[figures]")',
+    )
     return _guarded(parser, lambda args: _measure(part, sections, tables, args))
 
 
@@ -59,6 +64,8 @@ def run_toy(part: str, sections: Callable) -> int:
 def _measure(part: str, sections: Callable, tables: dict[str, dict], args: argparse.Namespace) -> int:
     import torch
 
+    if args.figures:
+        figures.check()
     _writable(args.out)
     kind, checkpoints, note = _choose(args.models, {kind: table["models"] for kind, table in tables.items()})
     report = Report(part, published.load(part) if kind == "published" else None)
@@ -71,7 +78,17 @@ def _measure(part: str, sections: Callable, tables: dict[str, dict], args: argpa
         report.say(f"  {checkpoint.name}: {' '.join(checkpoint.source.values())}")
     with torch.no_grad():
         sections(report, tables[kind], checkpoints)
-    return _finish(report, args.out / "mini" if kind == "mini" else args.out)
+    folder = args.out / "mini" if kind == "mini" else args.out
+    if args.figures:
+        _draw(report, folder)
+    return _finish(report, folder)
+
+
+def _draw(report: Report, folder: Path) -> None:
+    report.say()
+    report.say("== Pictures ".ljust(WIDTH, "="))
+    for name in figures.draw(report.part, report.measured(), folder):
+        report.say(f"  {name}")
 
 
 def _choose(wanted: str, models: dict[str, dict[str, str]]) -> tuple[str, dict, str]:

@@ -72,10 +72,11 @@ def own_place(
     1. Go through the vocabulary in blocks. Count for each token the outputs that lead its own by more
        than rounding can account for, and those that rounding might put above it.
     2. Drop a token as soon as `most` outputs lead it.
-    3. Where the two counts differ, and only there, take the whole row again, in float64.
+    3. Where the two counts differ take the whole row again, and the outputs near its own in float64,
+       one dot product at a time: equal columns come out equal, which in a matrix product they need not.
 
-    Blocks are as wide as keeps a block of scores at `SCORES` numbers (or `block` wide): no more is in
-    memory at a time, but for copies of `rows` and, where step 3 has work, of `columns` in float64.
+    Blocks are as wide as keeps a block of scores at `SCORES` numbers (or are `block` wide): a few times
+    that, and one copy of `rows`, is all the memory it needs.
     """
     own = (rows * columns.T[tokens]).sum(1)
     # What rounding can do to the difference of two k-term dot products
@@ -98,10 +99,15 @@ def own_place(
         alive = alive[ahead[alive] < most]
         start += width
     for some in alive[near[alive] > 0].split(max(1, SCORES // columns.shape[1])):
-        scores, token = rows[some].double() @ columns.double(), tokens[some, None].long()
-        own = scores.gather(1, token)
-        before = torch.arange(scores.shape[1]) < token
-        ahead[some] = ((scores > own) | ((scores == own) & before)).sum(1)
+        scores, token, x = rows[some] @ columns, tokens[some].long(), rows[some].double()
+        scores.scatter_(1, token[:, None], -torch.inf)
+        leads = scores > (own + slack)[some, None]
+        i, j = ((scores >= (own - slack)[some, None]) & ~leads).nonzero(as_tuple=True)
+        parts = zip(*(index.split(max(1, SCORES // rows.shape[1])) for index in (i, j)), strict=True)
+        rival = torch.cat([(x[a] * columns.T[b]).sum(1) for a, b in parts])
+        mine = (x * columns.T[token]).sum(1)[i]
+        before = (rival > mine) | ((rival == mine) & (j < token[i]))
+        ahead[some] = leads.sum(1).index_add(0, i, before.long())
     return ahead.clamp_max(most) + 1
 
 
