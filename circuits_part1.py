@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from circuits import architecture, cli, residual, subspaces, vocabulary
+from circuits import architecture, cli, heads, interventions, residual, subspaces, vocabulary
 
 DURSLEY = (
     "Mr and Mrs Dursley, of number four, Privet Drive, were proud to say that they were perfectly normal. "
@@ -28,6 +28,8 @@ TABLES = {
 }
 ORDINARY = torch.arange(1000, 3000)  # the article's 2,000 ordinary tokens
 SEED = 0
+SAMPLES = 300  # random pairs behind every baseline
+TWICE, ROWS = 100, 4  # random tokens that are said twice, and in how many rows
 
 
 def sections(report, table, checkpoints):
@@ -126,6 +128,42 @@ def section_3_residual_stream(report, model, prompt):
     report.quantity("3.largest_head_attends.positions", "positions it attends to most", seen.indices.tolist())
     report.quantity("3.largest_head_attends.tokens", "  tokens", [text(t) for t in tokens[seen.indices]])
     report.quantity("3.largest_head_attends.weights", "  weights", seen.values.tolist())
+    confirm_by_removal(report, model, cache, pos, written, shares, answer)
+    confirm_by_ablation(report, model, tokens, logits, layer, head)
+
+
+def confirm_by_removal(report, model, cache, pos, written, shares, answer):
+    """Take one piece at a time out of the final stream: at a held scale the logit falls by its share."""
+    stream = cache["resid_post", model.cfg.n_layers - 1][0, pos]
+    hold = interventions.hold_scale(model, residual.final_scale(model, cache, pos))
+    logit, held, moved = (
+        interventions.without_each(model, pieces, stream, hooks)[:, answer]
+        for pieces, hooks in (({"nothing": 0 * stream}, []), (written, hold), (written, []))
+    )
+    of_pieces = torch.tensor([shares[name] for name in written])
+    report.say("  the pieces taken out of the stream, one at a time:")
+    deviation = (logit - held - of_pieces).abs().max().item()
+    id, size = "3.removal.scale_held.max_deviation", sum(map(abs, shares.values()))
+    report.small(id, "scale held: |fall - share| max", deviation, 1e-4, size)
+    report.say("  scale moving: how far the logit falls")
+    falls = dict(zip(written, (logit - moved).tolist(), strict=True))
+    for name in sorted(written, key=shares.get, reverse=True):
+        report.quantity(
+            f"3.removal.scale_moves.{name}", f"  {name}, of share {shares[name]:.4g}", falls[name]
+        )
+
+
+def confirm_by_ablation(report, model, tokens, logits, layer, head):
+    """Take the head out of the model itself, at every position, and let it predict again."""
+    ablate = interventions.set_result(layer, head, torch.zeros(()))
+    after = model.run_with_hooks(tokens[None], fwd_hooks=[ablate])[0, -1]
+    answer, text = int(logits[-1].argmax()), vocabulary.reader(model)
+    report.say(f"  head {layer}.{head} taken out of the model, {text(answer)!r}:")
+    for word, scores in (("before", logits[-1]), ("after", after)):
+        probability = scores.softmax(-1)[answer].item()
+        report.quantity(f"3.ablated.probability.{word}", f"  probability {word}", probability)
+    report.quantity("3.ablated.logit_fall", "  how far the logit falls", (logits[-1] - after)[answer].item())
+    report.quantity("3.ablated.place", "  its place among all tokens", vocabulary.place(after, answer))
 
 
 def section_4_direct_path(report, model, name, tied, words):
@@ -166,6 +204,8 @@ def section_5_virtual_weights(report, model):
     report.quantity(
         "5.paper_shape.W_V_W_E", "  head 0.0 reading it: W_V W_E", list((W_V @ model.W_E.T).shape)
     )
+    if model.cfg.n_layers > 1:
+        composition_beside_random(report, model)
 
 
 def virtual_weights_of_pairs(report, model):
@@ -179,6 +219,58 @@ def virtual_weights_of_pairs(report, model):
         report.quantity(f"5.virtual.{word}.norm", "  its Frobenius norm", norms[writer, reader].item())
     for writer, row in enumerate(norms.tolist()):
         report.record(f"5.virtual.norms.0.{writer}", row)
+
+
+def composition_beside_random(report, model):
+    """Every pair's composition score beside random matrices, and whether induction K-composes."""
+    generator = torch.Generator().manual_seed(SEED)
+    dimensions = subspaces.dimensions_left(model.cfg)
+    whole, factors = subspaces.random_compositions(dimensions, model.cfg.d_head, SAMPLES, generator)
+    W_Q, W_K, W_V, W_O = model.W_Q, model.W_K, model.W_V, model.W_O
+    out_of_layer_0 = W_V[0], W_O[0]
+    labels = {"virtual": "virtual weights W_V W_O"} | {kind: f"{kind}-composition" for kind in "VKQ"}
+    scores = {
+        "virtual": (subspaces.composition(W_O[0], W_V[1]), factors),
+        "V": (subspaces.composition_scores(*out_of_layer_0, W_V[1], W_O[1].mT), whole),
+    }
+    if not architecture.no_single_W_QK(model.cfg):
+        scores["K"] = subspaces.composition_scores(*out_of_layer_0, W_K[1], W_Q[1]), whole
+        scores["Q"] = subspaces.composition_scores(*out_of_layer_0, W_Q[1], W_K[1]), whole
+    report.say(f"  composition scores ‖W_1 W_2‖ / (‖W_1‖ ‖W_2‖), beside {SAMPLES} pairs of random heads")
+    deviations = {}
+    for kind, (score, random) in scores.items():
+        id, label = f"5.composition.{kind}", labels[kind]
+        deviations[kind] = (score - random.mean()) / random.std()
+        report.quantity(f"{id}.random.mean", f"{label}: random mean", random.mean().item())
+        report.quantity(f"{id}.random.deviation", "  standard deviation", random.std().item())
+        best = score.flatten().topk(min(5, score.numel()))
+        named = [f"0.{i // len(score.T)} → 1.{i % len(score.T)}" for i in best.indices.tolist()]
+        report.quantity(f"{id}.largest.pairs", "  largest: from, to", named)
+        report.quantity(f"{id}.largest.scores", "    scores", best.values.tolist())
+        for word, out in (("above", deviations[kind] > 3), ("below", deviations[kind] < -3)):
+            pairs = [f"0.{i} → 1.{j}" for i, j in out.nonzero().tolist()]
+            report.quantity(f"{id}.{word}.n_pairs", f"  pairs more than three deviations {word}", len(pairs))
+            report.record(f"{id}.{word}.pairs", pairs)
+        for writer, row in enumerate(score.tolist()):
+            report.record(f"{id}.scores.0.{writer}", row)
+
+    length = min(TWICE, (model.cfg.n_ctx - 1) // 2)
+    tokens = heads.said_twice(model.cfg.d_vocab, model.tokenizer.bos_token_id, length, ROWS, generator)
+    _, cache = model.run_with_cache(tokens, stop_at_layer=2, names_filter=lambda n: n.endswith("pattern"))
+    before = heads.looks_back(cache["pattern", 0], by=1, start=1)
+    again = heads.looks_back(cache["pattern", 1], by=length - 1, start=length + 1)
+    report.say(f"  attention on {ROWS} rows of {length} random tokens said twice")
+    report.quantity("5.previous_token.heads", "to the previous token, heads of layer 0", before.tolist())
+    report.quantity("5.induction.heads", "to the token after its standing, layer 1", again.tolist())
+    if "K" not in scores:
+        return
+    writer, reader = int(before.argmax()), int(again.argmax())
+    K, id = scores["K"][0], "5.induction_with_previous_token"
+    report.quantity(f"{id}.pair", "most of each: from, to", [f"0.{writer}", f"1.{reader}"])
+    report.quantity(f"{id}.K_composition", "  their K-composition", K[writer, reader].item())
+    report.quantity(f"{id}.deviations", "  deviations above random", deviations["K"][writer, reader].item())
+    place = vocabulary.place(K.flatten(), writer * len(K.T) + reader)
+    report.quantity(f"{id}.place", f"  its place among {K.numel()} pairs", place)
 
 
 def section_6_bandwidth(report, *checkpoints):

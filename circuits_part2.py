@@ -8,15 +8,17 @@ import sys
 
 import torch
 
-from circuits import architecture, cli, heads, residual, subspaces, vocabulary
+from circuits import architecture, cli, heads, interventions, residual, subspaces, vocabulary
 from circuits.report import FLOAT64
 
 TEA = "I like green tea, so I drink green"
+COFFEE = "I like black coffee, so I drink black"  # of the same length, for its values
 TABLES = {
     "published": {
         "models": {"one_layer": "attn-only-1l", "two_layers": "attn-only-2l"},
         "head": "0.3",
         "prompt": TEA,
+        "other_prompt": COFFEE,
         "answer": " tea",
         "ov_words": [" tea", " green", " Paris", " Obama", " coffee", " cat", " London", " Potter"],
         "qk_words": [" in", " see", " of", " the", " drink"],
@@ -25,6 +27,7 @@ TABLES = {
         "models": {"one_layer": "mini-1l", "two_layers": "mini-2l"},
         "head": "0.3",
         "prompt": TEA,
+        "other_prompt": COFFEE,
         "answer": " tea",
         "ov_words": [" tea", " green", " Paris", " coffee", " cat", " London"],
         "qk_words": [" in", " see", " of", " the", " drink"],
@@ -32,6 +35,7 @@ TABLES = {
 }
 ORDINARY = torch.arange(1000, 3000)  # the article's 2,000 ordinary tokens
 SEED = 0
+SAMPLES = 300  # random pairs behind a baseline
 
 
 def sections(report, table, checkpoints):
@@ -39,7 +43,9 @@ def sections(report, table, checkpoints):
     layer, head = map(int, table["head"].split("."))
     section_1_matrices(report, model, layer, head)
     section_2_heads_add(report, [model, two], table["prompt"])
-    x = section_3_one_head(report, model, layer, head, table["prompt"], table["answer"])
+    x = section_3_one_head(
+        report, model, layer, head, table["prompt"], table["answer"], table["other_prompt"]
+    )
     section_4_pattern(report, model, layer, head, table["prompt"])
     section_5_low_rank(report, model, layer, head)
     section_6_reparametrising(report, model, layer, head, x)
@@ -63,6 +69,7 @@ def section_1_matrices(report, model, layer, head):
     report.section(
         1, f"One head, four matrices ({model.cfg.model_name}, head {layer}.{head}, the paper's shapes)"
     )
+    report.record("1.head", f"{layer}.{head}")
     for name in ("W_Q", "W_K", "W_V", "W_O"):
         W = getattr(model, name)[layer, head].T  # the paper writes vectors as columns
         report.quantity(f"1.paper_shape.{name}", name, list(W.shape))
@@ -103,7 +110,7 @@ def section_2_heads_add(report, models, prompt):
             report.small(f"{id}.max_sum_minus_model", "  |sum + b_O - model| max", error.item(), 3.5e-5, size)
 
 
-def section_3_one_head(report, model, layer, head, prompt, answer):
+def section_3_one_head(report, model, layer, head, prompt, answer, other_prompt=None):
     report.section(3, f"One head on a real prompt ({model.cfg.model_name}, head {layer}.{head})")
     tokens, logits, cache = residual.run(model, prompt)
     text = vocabulary.reader(model)
@@ -115,6 +122,7 @@ def section_3_one_head(report, model, layer, head, prompt, answer):
         "3.last_row.tokens", "the last token attends most to", [text(t) for t in tokens[seen.indices]]
     )
     report.quantity("3.last_row.weights", "  with weights", seen.values.tolist())
+    report.record("3.pattern", A.tolist())
     report.small("3.max_row_sum_error", "|row sum - 1| max", (A.sum(-1) - 1).abs().max().item(), 1.2e-6, 1)
     report.quantity("3.max_future_weight", "largest weight on the future", A.triu(1).max().item())
 
@@ -151,7 +159,47 @@ def section_3_one_head(report, model, layer, head, prompt, answer):
         1.4e-5,
         size,
     )
+    confirm_one_head(report, model, layer, head, tokens, logits, cache, other_prompt)
     return x
+
+
+def confirm_one_head(report, model, layer, head, tokens, logits, cache, other_prompt):
+    """Take the head out, then give it another prompt's values, beside what A times the OV column says."""
+    answer, text = int(logits[-1].argmax()), vocabulary.reader(model)
+    A, x = cache["pattern", layer][0, head], residual.head_input(model, cache, layer)
+    W_OV, b_V = heads.W_OV(model, layer, head), model.b_V[layer, head]
+    scale, centred = residual.final_scale(model, cache, -1), architecture.centres(model.cfg)
+    column = residual.logit_direction(model.W_U, scale, answer, centred)
+
+    def said(x):
+        """The last row of A times the entries for `answer` of the OV columns of `x`."""
+        return (A[-1] @ (x @ W_OV.A @ (W_OV.B @ column))).item()
+
+    def change(r, *hooks):
+        """The model's logit of `answer` with the head's result vectors `r`, less the logit it had."""
+        hooks = [interventions.set_result(layer, head, r), *hooks]
+        return (model.run_with_hooks(tokens[None], fwd_hooks=hooks)[0, -1] - logits[-1])[answer].item()
+
+    x_tokens = vocabulary.as_read(model, tokens)
+    cases = [("ablated", "the head taken out", torch.zeros(()), -said(x), -said(x_tokens))]
+    if other_prompt is not None:
+        others, _, other_cache = residual.run(model, other_prompt)
+        if len(others) == len(tokens):
+            x_other = residual.head_input(model, other_cache, layer)
+            swapped, _ = heads.three_steps(x_other, A, W_OV.A, b_V, W_OV.B)
+            of_tokens = said(vocabulary.as_read(model, others)) - said(x_tokens)
+            label = f"its pattern kept, values of {other_prompt!r}"
+            cases.append(("swapped", label, swapped, said(x_other) - said(x), of_tokens))
+        else:
+            lengths = f"{len(others)} tokens, not {len(tokens)}"
+            report.say(f"  its values are not swapped for those of {other_prompt!r}: {lengths}")
+    for id, label, r, of_stream, of_tokens in cases:
+        report.say(f"  {label}: the logit of {text(answer)!r} changes by")
+        report.quantity(f"3.{id}.logit_change", "  in the model", change(r))
+        held = change(r, *interventions.hold_scale(model, scale))
+        report.quantity(f"3.{id}.logit_change.scale_held", "  the last layer norm's scale held", held)
+        report.quantity(f"3.{id}.said_by_OV.stream", "  A times the OV columns of its stream", of_stream)
+        report.quantity(f"3.{id}.said_by_OV.tokens", "  A times the OV columns of its tokens", of_tokens)
 
 
 def section_4_pattern(report, model, layer, head, prompt):
@@ -188,6 +236,8 @@ def section_5_low_rank(report, model, layer, head):
             after, last = S[d_head].item(), S[-1].item()
             report.small(f"{id}.singular_values.after_d_head", f"    σ{d_head + 1}", after, zero, S[0].item())
             report.small(f"{id}.singular_values.last", f"    σ{len(S)}", last, 1e-7, S[0].item())
+        runs = subspaces.nearly_equal(S[:d_head])
+        report.quantity(f"{id}.singular_values.nearly_equal", "    equal within 1 %, so not apart", runs)
         for lh in residual.heads(model):
             factors = product(model, *lh)
             S = subspaces.singular_values(factors.A, factors.B)
@@ -202,6 +252,13 @@ def section_5_low_rank(report, model, layer, head):
     report.quantity(
         "5.overlap.random", "  two random subspaces: d_head / d_model", d_head / model.cfg.d_model
     )
+    dimensions, generator = subspaces.dimensions_left(model.cfg), torch.Generator().manual_seed(SEED)
+    random = subspaces.random_overlaps(dimensions, d_head, SAMPLES, generator)
+    report.say(f"  {SAMPLES} random pairs in the {dimensions} dimensions that layer norm leaves")
+    report.quantity("5.overlap.random_pairs.mean", "  mean", random.mean().item())
+    report.quantity("5.overlap.random_pairs.deviation", "  standard deviation", random.std().item())
+    deviations = ((torch.tensor(overlaps) - random.mean()) / random.std()).tolist()
+    report.quantity("5.overlap.deviations", "  by head, deviations above that mean", deviations)
 
 
 def section_6_reparametrising(report, model, layer, head, x):
@@ -266,8 +323,9 @@ def section_7_circuits(report, model, layer, head, ov_words, qk_words):
         report.say("  of the embeddings alone: the head also reads what the layers before it have written")
     report.quantity("7.full_circuit_shape", "each full circuit", [len(x), len(x)])
     for key, word, token in vocabulary.entries(model, ov_words):
-        top = vocabulary.ov_column(x[token], W_V, W_O, model.W_U).topk(6).indices
-        report.quantity(f"7.ov.{key}.top6", f"OV  reading {word!r} raises", [text(t) for t in top])
+        top, id = vocabulary.ov_column(x[token], W_V, W_O, model.W_U).topk(6), f"7.ov.{key}"
+        report.quantity(f"{id}.top6", f"OV  reading {word!r} raises", [text(t) for t in top.indices])
+        report.record(f"{id}.top6.values", top.values.tolist())
     shares = [
         vocabulary.own_top_share(x[ordinary] @ model.W_V[lh], model.W_O[lh] @ model.W_U, ordinary)
         for lh in residual.heads(model)
@@ -275,6 +333,7 @@ def section_7_circuits(report, model, layer, head, ov_words, qk_words):
     which = f"{ordinary[0]}..{ordinary[-1]}"
     report.say(f"  share of tokens {which} whose top OV output is the token itself")
     report.quantity("7.own_top_share.heads", "  by head", shares)
+    whole_circuits(report, model, layer, x)
     if architecture.no_single_W_QK(model.cfg):
         report.say("  QK scores at distance zero, where positions change nothing")
     keys, divisor = x @ W_K, heads.score_divisor(model, layer)
@@ -282,9 +341,50 @@ def section_7_circuits(report, model, layer, head, ov_words, qk_words):
         scores = vocabulary.qk_row(x[token], W_Q, keys, divisor)
         top, id = scores.topk(8), f"7.qk.{key}"
         report.quantity(f"{id}.top8", f"QK  from {word!r} looks most for", [text(t) for t in top.indices])
+        report.record(f"{id}.top8.values", top.values.tolist())
         report.quantity(f"{id}.highest", "  highest score", top.values[0].item())
         report.quantity(f"{id}.eighth", "  eighth", top.values[7].item())
         report.quantity(f"{id}.median", "  median", scores.median().item())
+
+
+def whole_circuits(report, model, layer, x):
+    """Copying measured on whole circuits: own tops over all tokens, and eigenvalues."""
+
+    def OV(lh):
+        return x @ model.W_V[lh], model.W_O[lh] @ model.W_U
+
+    def QK(lh):
+        return x @ model.W_Q[lh], (x @ model.W_K[lh]).T
+
+    def shares(factors):
+        """Of all tokens, how many are their own top output, and how many among their own top 5."""
+        places = vocabulary.own_place(*factors, torch.arange(len(x)), most=5)
+        return [(places <= top).float().mean().item() for top in (1, 5)]
+
+    of_layer = [lh for lh in residual.heads(model) if lh[0] == layer]
+    circuits = [("OV", OV)] if architecture.no_single_W_QK(model.cfg) else [("OV", OV), ("QK", QK)]
+    top1, top5 = zip(*(shares(OV(lh)) for lh in of_layer), strict=True)
+    report.say(f"  over the whole vocabulary, by head of layer {layer}")
+    report.quantity("7.own_top_share.whole_vocabulary.heads", "  share whose top OV output is itself", top1)
+    report.quantity("7.own_top5_share.whole_vocabulary.heads", "  share with itself among the top 5", top5)
+    report.say("  eigenvalues of the whole circuits, Σ Re λ / Σ |λ|, by head (1: all copy)")
+    for name, circuit in circuits:
+        copying = [vocabulary.eigenvalue_copying(*circuit(lh)) for lh in of_layer]
+        report.quantity(f"7.eigenvalue_copying.{name}.heads", f"  {name}", copying)
+
+    by_share = sorted(zip(top1, of_layer, strict=True), key=lambda entry: -entry[0])
+    two = sorted(lh for _, lh in by_share[:2])
+    id, label = "7.two_strongest", f"the two of layer {layer} that copy most, summed"
+    report.quantity(f"{id}.heads", label, ["{}.{}".format(*lh) for lh in two])
+    for name, circuit in circuits:  # a sum of products: both heads' factors side by side
+        rows, columns = zip(*map(circuit, two), strict=True)
+        summed = torch.cat(rows, 1), torch.cat(columns)
+        if name == "OV":
+            top1, top5 = shares(summed)
+            report.quantity(f"{id}.own_top_share.whole_vocabulary", "  its top OV output is itself", top1)
+            report.quantity(f"{id}.own_top5_share.whole_vocabulary", "  itself among the top 5", top5)
+        copying = vocabulary.eigenvalue_copying(*summed)
+        report.quantity(f"{id}.eigenvalue_copying.{name}", f"  eigenvalues of {name}", copying)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from circuits import Fault, published
-from circuits.report import Report
+from circuits import Fault, figures, published
+from circuits.report import WIDTH, Report
 
 TITLES = {
     "part1": "Part 1: the big idea and the residual stream",
@@ -52,6 +52,11 @@ def run(
         choices=["auto", "published", "mini"],
         help="auto: published, from the hub or its cache, else bundled (default); "
         "published: never fall back; mini: the bundled ones, no network",
+    )
+    parser.add_argument(
+        "--figures",
+        action="store_true",
+        help='draw pictures too, PNG and SVG, beside the results (needs pip install -e ".[figures]")',
     )
     which.add_argument(
         "--model",
@@ -106,6 +111,8 @@ def run_toy(part: str, sections: Callable) -> int:
 def _measure(part: str, sections: Callable, tables: dict[str, dict], args: argparse.Namespace) -> int:
     import torch
 
+    if args.figures:
+        figures.check()
     out = args.out or RESULTS
     _writable(out)
     kind, checkpoints, note = _choose(
@@ -119,7 +126,7 @@ def _measure(part: str, sections: Callable, tables: dict[str, dict], args: argpa
         _name(report, checkpoint)
     with torch.no_grad():
         sections(report, tables[kind], checkpoints)
-    return _finish(report, out / "mini" if kind == "mini" else out)
+    return _finish(report, out / "mini" if kind == "mini" else out, args.figures)
 
 
 def _explore(part: str, explore: Callable, prompt: str, args: argparse.Namespace) -> int:
@@ -146,7 +153,7 @@ def _explore(part: str, explore: Callable, prompt: str, args: argparse.Namespace
             report.say(f"  {special!r} in it is read as that special token, not as its letters")
         explore(report, model, asked)
     head = asked.head if part == "part2" else None
-    return _finish(report, args.out or RESULTS / "explore" / folder(chosen.name, head, prompt))
+    return _finish(report, args.out or RESULTS / "explore" / folder(chosen.name, head, prompt), args.figures)
 
 
 def _list() -> int:
@@ -183,6 +190,13 @@ def _name(report: Report, checkpoint: Any) -> None:
     report.say(f"  {checkpoint.name}: {' '.join(checkpoint.source.values())}")
 
 
+def _draw(report: Report, folder: Path) -> None:
+    report.say()
+    report.say("== Pictures ".ljust(WIDTH, "="))
+    for name in figures.draw(report.part, report.measured(), folder):
+        report.say(f"  {name}")
+
+
 def _choose(wanted: str, models: dict[str, dict[str, str]]) -> tuple[str, dict, str]:
     """(kind, a checkpoint for each role, why the bundled models stand in or "")."""
     from circuits.models import Unavailable, checkpoint
@@ -199,7 +213,9 @@ def _choose(wanted: str, models: dict[str, dict[str, str]]) -> tuple[str, dict, 
     return "mini", {role: checkpoint(name) for role, name in models["mini"].items()}, note
 
 
-def _finish(report: Report, folder: Path) -> int:
+def _finish(report: Report, folder: Path, pictures: bool = False) -> int:
+    if pictures:
+        _draw(report, folder)
     well = report.conclude()
     for name in _exchanged(report, folder):
         print(f"{name}: not the weights that {folder / report.part}.json was measured on", file=sys.stderr)

@@ -8,7 +8,7 @@ every matrix is the transpose of the articles': their W_OV = W_O W_V is `(W_V W_
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -127,3 +127,20 @@ def reparametrised(
     Raises torch.linalg.LinAlgError where M is singular.
     """
     return left @ M, torch.linalg.solve(M, right)
+
+
+def said_twice(
+    d_vocab: int, bos: int, length: int, rows: int, generator: torch.Generator
+) -> Int[Tensor, "rows pos"]:
+    """Prompts of `length` random tokens said twice, BOS first: only position and repetition are in them."""
+    once = torch.randint(d_vocab, (rows, length), generator=generator)
+    return torch.cat([torch.full((rows, 1), bos), once, once], 1)
+
+
+def looks_back(A: Float[Tensor, "rows head dst src"], by: int, start: int) -> Float[Tensor, " head"]:
+    """The mean weight that positions from `start` on give to the position `by` before them.
+
+    `by` 1 is the previous-token score. Where a text of n tokens is said twice, `by` n - 1 in the second
+    turn is the induction score: the token after this one's first standing (Part 1, section 3).
+    """
+    return A.diagonal(-by, -2, -1)[..., start - by :].mean((0, 2))

@@ -84,6 +84,14 @@ def logit_shares(
     return shares | {"b_U": b_U[token].item()}
 
 
+def logit_direction(
+    W_U: Float[Tensor, "d_model d_vocab"], scale: Float[Tensor, ""], token: int, centred: bool = True
+) -> Float[Tensor, " d_model"]:
+    """The direction along which what is written adds to the logit of `token`: x @ it is x's logit share."""
+    column = W_U[:, token]
+    return (column - column.mean() if centred else column) / scale
+
+
 def rotation(d_model: int, generator: torch.Generator) -> Float[Tensor, "d_model d_model"]:
     """A random orthogonal matrix, in float64, that leaves the all-ones direction where it is.
 

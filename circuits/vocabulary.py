@@ -41,9 +41,14 @@ def embeddings(model: "transformer_lens.HookedTransformer") -> Float[Tensor, "d_
     return model.embed.ln(model.W_E) if model.cfg.post_embedding_ln else model.W_E
 
 
-def as_read(model: "transformer_lens.HookedTransformer") -> Float[Tensor, "d_vocab d_model"]:
-    """Each embedding as the model's norm hands it to a head: `normalised`, for RMS norm without centring."""
-    W_E = embeddings(model)
+def as_read(
+    model: "transformer_lens.HookedTransformer", tokens: Int[Tensor, " n"] | None = None
+) -> Float[Tensor, "n d_model"]:
+    """The embeddings of `tokens` (of all) as the model's norm hands them to a head.
+
+    `normalised`; where the norm is RMS norm, without the centring.
+    """
+    W_E = embeddings(model) if tokens is None else embeddings(model)[tokens]
     if architecture.centres(model.cfg):
         return normalised(W_E)
     if model.cfg.normalization_type is None:
@@ -80,37 +85,71 @@ def qk_row(
     return keys @ (x @ W_Q) / (divisor or W_Q.shape[1] ** 0.5)
 
 
-def own_top(
+def own_place(
     rows: Float[Tensor, "n k"],
     columns: Float[Tensor, "k d_vocab"],
     tokens: Int[Tensor, " n"],
-    block: int = 4096,
-) -> Bool[Tensor, " n"]:
-    """Whether the highest of `rows[i] @ columns` is at `tokens[i]`, ties going to the lower index.
+    most: int,
+    block: int | None = None,
+) -> Int[Tensor, " n"]:
+    """Where `tokens[i]` stands in `rows[i] @ columns`, 1 for the highest; `most + 1` where below `most`.
 
-    1. Go through the vocabulary in blocks, and note each token's best score but its own.
-    2. Drop a token as soon as another output beats its own by more than rounding can account for.
-    3. A token that leads by more than rounding is its own top; only the rest need their whole row.
+    As in a stable sort from the highest down: of equal scores the lower index comes first.
 
-    Equal to `(rows @ columns).argmax(1) == tokens`, with n x block numbers in memory at the most.
+    1. Go through the vocabulary in blocks. Count for each token the outputs that lead its own by more
+       than rounding can account for, and those that rounding might put above it.
+    2. Drop a token as soon as `most` outputs lead it.
+    3. Where the two counts differ take the whole row again, and the outputs near its own in float64,
+       one dot product at a time: equal columns come out equal, which in a matrix product they need not.
+
+    Blocks are as wide as keeps a block of scores at `SCORES` numbers (or are `block` wide): a few times
+    that, and one copy of `rows`, is all the memory it needs.
     """
     own = (rows * columns.T[tokens]).sum(1)
     # What rounding can do to the difference of two k-term dot products
     slack = 2 * rows.shape[1] * torch.finfo(rows.dtype).eps * rows.norm(dim=1) * columns.norm(dim=0).max()
-    rival = torch.full_like(own, -torch.inf)
-    alive = torch.arange(len(rows))
-    for start in range(0, columns.shape[1], block):
-        scores = rows[alive] @ columns[:, start : start + block]
+    ahead = torch.zeros(len(rows), dtype=torch.int64)
+    near = torch.zeros_like(ahead)
+    alive, start = torch.arange(len(rows)), 0
+    while start < columns.shape[1] and len(alive):
+        width = block or max(1, SCORES // len(alive))
+        scores = rows[alive] @ columns[:, start : start + width]
         at = tokens[alive] - start
         inside = (at >= 0) & (at < scores.shape[1])
         scores[inside, at[inside]] = -torch.inf
-        rival[alive] = rival[alive].maximum(scores.amax(1))
-        alive = alive[rival[alive] <= own[alive] + slack[alive]]
-    top = torch.zeros(len(rows), dtype=torch.bool)
-    top[alive] = rival[alive] < own[alive] - slack[alive]
-    for i in alive[~top[alive]].tolist():
-        top[i] = (rows[i] @ columns).argmax() == tokens[i]
-    return top
+        least, best = own[alive] - slack[alive], scores.amax(1)
+        rivalled = best >= least  # few are, once the clear cases are dropped
+        those, scores = alive[rivalled], scores[rivalled]
+        leads = (scores > (own + slack)[those, None]).sum(1)
+        ahead[those] += leads
+        near[those] += (scores >= least[rivalled, None]).sum(1) - leads
+        alive = alive[ahead[alive] < most]
+        start += width
+    for some in alive[near[alive] > 0].split(max(1, SCORES // columns.shape[1])):
+        scores, token, x = rows[some] @ columns, tokens[some].long(), rows[some].double()
+        scores.scatter_(1, token[:, None], -torch.inf)
+        leads = scores > (own + slack)[some, None]
+        i, j = ((scores >= (own - slack)[some, None]) & ~leads).nonzero(as_tuple=True)
+        parts = zip(*(index.split(max(1, SCORES // rows.shape[1])) for index in (i, j)), strict=True)
+        rival = torch.cat([(x[a] * columns.T[b]).sum(1) for a, b in parts])
+        mine = (x * columns.T[token]).sum(1)[i]
+        before = (rival > mine) | ((rival == mine) & (j < token[i]))
+        ahead[some] = leads.sum(1).index_add(0, i, before.long())
+    return ahead.clamp_max(most) + 1
+
+
+SCORES = 2**21  # a block of scores: 8 MB of float32
+
+
+def own_top(
+    rows: Float[Tensor, "n k"],
+    columns: Float[Tensor, "k d_vocab"],
+    tokens: Int[Tensor, " n"],
+    block: int | None = None,
+    top: int = 1,
+) -> Bool[Tensor, " n"]:
+    """Whether `tokens[i]` is among the `top` highest of `rows[i] @ columns`, as `own_place` ranks them."""
+    return own_place(rows, columns, tokens, top, block) <= top
 
 
 def own_top_share(
@@ -118,6 +157,18 @@ def own_top_share(
 ) -> float:
     """The share of `tokens` whose highest output is the token itself: a measure of copying."""
     return own_top(rows, columns, tokens).float().mean().item()
+
+
+def eigenvalue_copying(rows: Float[Tensor, "d_vocab k"], columns: Float[Tensor, "k d_vocab"]) -> float:
+    """Σ Re λ / Σ |λ| over the eigenvalues of `rows @ columns`: 1 all copy, -1 all suppress (float64).
+
+    The paper's "Copying / primitive in-context learning" and its summary of OV eigenvalues. The table is
+    d_vocab x d_vocab; its eigenvalues but for zeros are those of `columns @ rows`, k x k. Of an OV circuit
+    the factors are (W_E W_V, W_O W_U), of a QK circuit (W_E W_Q, (W_E W_K)ᵀ); a sum of two circuits has
+    the factors of both side by side, and so a product of 2 x 2 blocks.
+    """
+    eigenvalues = torch.linalg.eigvals(columns.double() @ rows.double())
+    return (eigenvalues.real.sum() / eigenvalues.abs().sum()).item()
 
 
 def reader(model: "transformer_lens.HookedTransformer") -> Callable[[Int[Tensor, ""] | int], str]:

@@ -219,13 +219,8 @@ def test_own_top_of_no_tokens():
     assert found.dtype == torch.bool
 
 
-UNDECIDED = pytest.mark.xfail(
-    strict=True, reason="own_top leaves near ties to one product, in which equal columns may round apart"
-)
-
-
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
-@pytest.mark.parametrize("layout", ["rows", pytest.param("columns", marks=UNDECIDED)])
+@pytest.mark.parametrize("layout", ["rows", "columns"])
 def test_own_top_of_equal_columns_goes_to_the_first(layout, size):
     """Columns that are equal, not nearly: their order in memory must not decide (GPT-2's W_U is W_E.T)."""
     for seed in range(60):
@@ -273,12 +268,94 @@ def test_own_top_of_near_ties_is_right_but_for_rounding(dtype, seed, k, d_vocab,
     assert (lead[~found] <= rounding[~found]).all()
 
 
-@UNDECIDED
 @near_ties
 def test_own_top_of_near_ties_is_exact(seed, k, d_vocab, size, block):
     """In float32, where a product of two numbers is exact in float64: no rounding decides."""
     rows, columns, tokens = nearly_tied(seed, k, d_vocab, size, torch.float32)
     assert vocabulary.own_top(rows, columns, tokens, block).tolist() == plainly(rows, columns, tokens)
+
+
+# ---- where it stands, down to a place ----------------------------------------------------------------
+
+
+def ranked(rows, columns, tokens, most):
+    """`own_place` by its definition: a stable sort of the whole row in float64, the highest first."""
+    orders = (rows.double() @ columns.double()).sort(1, descending=True, stable=True).indices.tolist()
+    places = [order.index(token) + 1 for order, token in zip(orders, tokens.tolist(), strict=True)]
+    return [min(place, most + 1) for place in places]
+
+
+@given(with_ties(), st.integers(1, 6), st.sampled_from([None, 1, 2, 5, 12]))
+def test_own_place_is_that_of_a_stable_sort(case, most, block):
+    rows, columns, tokens = case
+    places = vocabulary.own_place(rows, columns, tokens, most, block)
+    assert places.tolist() == ranked(rows, columns, tokens, most)
+    for top in range(1, most + 1):
+        assert vocabulary.own_top(rows, columns, tokens, block, top).tolist() == (places <= top).tolist()
+
+
+@given(seeds, st.integers(1, 40), st.integers(1, 30), st.sampled_from([1e-3, 1.0, 1e3]), st.integers(1, 6))
+def test_own_place_among_near_ties(seed, k, d_vocab, size, most):
+    """In float32, where no product of two numbers is rounded in float64; equal columns are equal there."""
+    rows, columns, tokens = nearly_tied(seed, k, d_vocab, size, torch.float32)
+    places = []
+    for row, token in zip(rows.double().tolist(), tokens.tolist(), strict=True):
+        scores = [math.fsum(a * b for a, b in zip(row, column, strict=True)) for column in columns.T.tolist()]
+        places.append(min(sorted(range(d_vocab), key=lambda j: -scores[j]).index(token), most) + 1)
+    assert vocabulary.own_place(rows, columns, tokens, most).tolist() == places
+
+
+@pytest.mark.parametrize("block", [None, 1, 3, 100])
+def test_own_place_by_hand(block):
+    columns = torch.tensor([[1.0, 3, 3, 0, 3, 2]])
+    places = [
+        vocabulary.own_place(torch.ones(6, 1), columns, torch.arange(6), most, block) for most in (1, 3, 6)
+    ]
+    assert [p.tolist() for p in places] == [[2, 1, 2, 2, 2, 2], [4, 1, 2, 4, 3, 4], [5, 1, 2, 6, 3, 4]]
+
+
+def test_own_place_keeps_its_blocks_small(monkeypatch):
+    """Narrow while all tokens are there, wider as they drop, and never more scores than it may hold."""
+    monkeypatch.setattr(vocabulary, "SCORES", 100)
+    columns = torch.eye(60)
+    columns[0] = 0.5  # a rival of everyone whose row has its dimension
+    rows = torch.eye(60)[:20]
+    rows[5:, 0] = 3
+    with Watch() as watch:
+        places = vocabulary.own_place(rows, columns, torch.arange(20), 1)
+    assert places.tolist() == ranked(rows, columns, torch.arange(20), 1)
+    assert all(height * width <= 100 for height, width in watch.products)
+    assert watch.products[0][1] == 5 and watch.products[-1][1] > 5
+
+
+# ---- eigenvalues of a circuit ------------------------------------------------------------------------
+
+
+def test_eigenvalue_copying_by_hand():
+    """Eigenvalues 3 and -1: (3 - 1) / (3 + 1); a quarter turn has ±i, of real part 0."""
+    rows = torch.tensor([[1.0, 0], [0, 1], [0, 0]])
+    assert vocabulary.eigenvalue_copying(rows, torch.tensor([[3.0, 0, 5], [0, -1, 7]])) == pytest.approx(0.5)
+    assert vocabulary.eigenvalue_copying(rows, torch.tensor([[0.0, 1, 5], [-1, 0, 7]])) == pytest.approx(0)
+    assert vocabulary.eigenvalue_copying(rows, rows.T) == 1
+    assert vocabulary.eigenvalue_copying(rows, -rows.T) == -1
+
+
+def test_eigenvalue_copying_is_that_of_the_full_circuit_and_of_a_sum_of_two(one_layer):
+    """Eigenvalues of the whole d_vocab x d_vocab table; two heads' factors side by side are their sum's."""
+    model, x = one_layer.model, vocabulary.normalised(one_layer.model.W_E)
+    OV, QK = [], []
+    for head in (1, 3):
+        W_Q, W_K, W_V, W_O = weights(model, 0, head)
+        OV.append((x @ W_V, W_O @ model.W_U))
+        QK.append((x @ W_Q, (x @ W_K).T))
+    for circuits in (OV, QK):
+        tables = [rows.double() @ columns.double() for rows, columns in circuits]
+        rows, columns = (torch.cat(factors, 1 - i) for i, factors in enumerate(zip(*circuits, strict=True)))
+        for table, factors in [*zip(tables, circuits, strict=True), (sum(tables), (rows, columns))]:
+            eigenvalues = torch.linalg.eigvals(table)
+            whole = (eigenvalues.real.sum() / eigenvalues.abs().sum()).item()
+            assert vocabulary.eigenvalue_copying(*factors) == pytest.approx(whole, abs=1e-5)
+            assert -1 < whole < 1
 
 
 def shares_memory(result, arg):
@@ -290,11 +367,11 @@ def shares_memory(result, arg):
 
 
 class Watch(TorchDispatchMode):
-    """Notes, of everything computed, the largest result, the products' shapes and the argmaxes."""
+    """Notes, of everything computed, the largest result and the products' shapes."""
 
     def __init__(self):
         super().__init__()
-        self.largest, self.products, self.argmaxes = 0, [], 0
+        self.largest, self.products = 0, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -303,7 +380,6 @@ class Watch(TorchDispatchMode):
             self.largest = max(self.largest, result.numel())
         if name == "mm":
             self.products.append(tuple(result.shape))
-        self.argmaxes += name == "argmax"
         return result
 
 
@@ -320,7 +396,6 @@ def test_own_top_holds_a_block_at_a_time_and_drops_tokens_early():
     assert found.tolist() == [True] * 20 + [False] * 10
     assert watch.largest <= max(30 * 50, 30 * 40, 400)
     assert watch.products == [(30, 50)] + [(20, 50)] * 7
-    assert watch.argmaxes == 0
 
 
 def test_own_top_needs_a_whole_row_only_where_rounding_decides():
@@ -328,7 +403,8 @@ def test_own_top_needs_a_whole_row_only_where_rounding_decides():
     with Watch() as watch:
         found = vocabulary.own_top(torch.eye(10), columns, torch.arange(10), 1)
     assert found.tolist() == [True, True, False, True, True, True, True, True, True, True]
-    assert watch.argmaxes == 2  # tokens 1 and 2, whose columns are equal
+    assert watch.products[-1] == (2, 10)  # tokens 1 and 2, whose columns are equal
+    assert {width for _, width in watch.products[:-1]} == {1}
 
 
 def test_own_top_takes_parameters_as_they_are():
