@@ -177,14 +177,16 @@ def section_8_reparametrise(report):
 
 def section_9_products_of_heads(report):
     report.section(9, "Products of heads behave like heads: the mixed-product property on 2 x 2 matrices")
-    A1, W1 = np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.0, 1.0], [1.0, 0.0]])
-    A2, W2 = np.array([[1.0, 0.0], [0.25, 0.75]]), np.array([[1.0, 2.0], [0.0, 3.0]])
+    # Any matrices will do. (Patterns of two tokens would not: their order makes no difference.)
+    A1, W1 = np.array([[1.0, 2.0], [0.0, 1.0]]), np.array([[0.0, 1.0], [1.0, 0.0]])
+    A2, W2 = np.array([[1.0, 0.0], [3.0, 1.0]]), np.array([[1.0, 2.0], [0.0, 3.0]])
     one_after_the_other = np.kron(A2, W2) @ np.kron(A1, W1)
     one_head = np.kron(A2 @ A1, W2 @ W1)
-    report.quantity("mixed_product.pattern", "the pair's pattern, A2 A1", (A2 @ A1).tolist())
-    report.quantity("mixed_product.W_OV", "its OV matrix, W2 W1", (W2 @ W1).tolist())
+    report.quantity("mixed_product.A2_A1", "A2 A1", (A2 @ A1).tolist())
+    report.quantity("mixed_product.W2_W1", "W2 W1", (W2 @ W1).tolist())
+    report.quantity("mixed_product.one_head", "(A2 A1) ⊗ (W2 W1)", one_head.tolist())
     difference = np.abs(one_after_the_other - one_head).max().item()
-    report.quantity("mixed_product.max_difference", "largest difference of the two sides", difference)
+    report.quantity("mixed_product.max_difference", "largest difference to (A2 ⊗ W2) (A1 ⊗ W1)", difference)
 
 
 def softmax(scores):

@@ -27,17 +27,17 @@ def load(part: str) -> dict[str, dict]:
 def agrees(measured: Any, expected: Any, how: dict) -> bool:
     """Whether `measured` is `expected` under the check that `how` names. A NaN never agrees."""
     check = how["check"]
-    if check == "exact":
-        return measured == expected and isinstance(measured, bool) == isinstance(expected, bool)
-    if check == "between":
-        return expected[0] <= measured <= expected[1]
-    if isinstance(expected, list):
+    if isinstance(expected, list) and check != "between":
         same_length = isinstance(measured, list) and len(measured) == len(expected)
         return same_length and all(agrees(m, e, how) for m, e in zip(measured, expected, strict=True))
-    if not isinstance(measured, int | float):
+    if check == "exact":
+        return measured == expected and isinstance(measured, bool) == isinstance(expected, bool)
+    if isinstance(measured, bool) or not isinstance(measured, int | float):
         return False
+    if check == "between":
+        return expected[0] <= measured <= expected[1]
     if check == "at_most":
-        return measured <= how["limit"]
+        return abs(measured) <= how["limit"]
     return abs(measured - expected) <= allowance(expected, how)
 
 

@@ -28,7 +28,7 @@ def rounded(value: Any, digits: int = DIGITS) -> Any:
     if isinstance(value, float):
         if not abs(value) < float("inf"):
             raise ValueError(f"{value} is not a number that can be reported")
-        return float(f"{value:.{digits}g}")
+        return float(f"{value:.{digits}g}") + 0.0  # no -0.0
     if isinstance(value, list | tuple):
         return [rounded(v, digits) for v in value]
     if isinstance(value, dict):
@@ -67,8 +67,7 @@ class Report:
 
     def record(self, id: str, value: Any) -> Any:
         """Keep a quantity without printing it; returns it as kept."""
-        if id in self.quantities or id in self.noise:
-            raise ValueError(f"{id} was measured twice")
+        self._must_be_new(id)
         self.quantities[id] = rounded(value)
         return self.quantities[id]
 
@@ -85,6 +84,7 @@ class Report:
 
         `size` is the largest float32 number that goes into it, which `any_size` scales the limit by.
         """
+        self._must_be_new(id)
         value = rounded(value, NOISE_DIGITS)
         if self.any_size:
             limit = rounded(max(limit, ROUNDINGS * EPS * size), NOISE_DIGITS)
@@ -93,6 +93,10 @@ class Report:
             self._beside_printed(self.figures[id], label, value)
         else:
             self._line(label, value, f"limit {limit:.2g}  {'holds' if value <= limit else 'FAILS'}")
+
+    def _must_be_new(self, id: str) -> None:
+        if id in self.quantities or id in self.noise:
+            raise ValueError(f"{id} was measured twice")
 
     def _beside_printed(self, figure: dict, label: str, value: Any) -> None:
         # A figure with a second reading is judged at the end, when both are known.
@@ -138,8 +142,10 @@ class Report:
             return not broken
         verdicts = [published.judge(figure, self.measured()) for figure in self.figures.values()]
         missed = [v for v in verdicts if v.word != "match"]
-        for v in missed:
-            self._line(f"  {v.word}  {v.figure['id']}", v.measured, f"printed {show(v.figure['published'])}")
+        for v in verdicts:
+            if v.word == "match" and "or_id" not in v.figure:
+                continue
+            self._line(f"  {v.word}  {v.id}", v.measured, f"printed {show(v.figure['published'])}")
         self.say(
             f"  {len(verdicts)} printed figures: {len(verdicts) - len(missed)} match, {len(missed)} do not"
         )

@@ -92,6 +92,16 @@ DISAGREE = [
     (SHARE, 0.501),
     (NOISE, 2.401e-5),
     (NOISE, None),
+    (NOISE, -2.401e-5),
+    (NOISE, -INF),
+    (SHARE, None),
+    (SHARE, "0.45"),
+    (SHARE, [0.45]),
+    (SHARE, True),
+    (figure("exact", [1]), [True]),
+    (figure("exact", [NAN]), [NAN]),
+    (figure("decimals", 1.0, decimals=1), True),
+    (figure("rank", 1), True),
 ]
 NUMBERS = [COUNT, THREE, ONE, SEEDED, NEGATIVE, NEAR, FAR, SHARE, NOISE]
 
