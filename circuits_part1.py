@@ -64,10 +64,8 @@ def section_1_sizes(report, model):
         report.quantity(f"1.{name}", name, getattr(cfg, name))
     for name, value in architecture.beyond(cfg).items():
         report.quantity(f"1.{name}", name, value)
-    matrices = architecture.matrices(cfg)
-    unused = 0 if "W_pos" in matrices or not hasattr(model, "pos_embed") else model.W_pos.numel()
-    report.quantity("1.n_params", "parameters", sum(p.numel() for p in model.parameters()) - unused)
-    for name in matrices:
+    report.quantity("1.n_params", "parameters", architecture.n_params(model))
+    for name in architecture.matrices(cfg):
         report.quantity(f"1.shape.{name}", f"shape of {name}", list(getattr(model, name).shape))
     ends = model.W_E.numel() + model.W_U.numel()
     report.quantity("1.n_params_embed_unembed", "parameters in W_E and W_U", ends)

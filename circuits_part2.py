@@ -123,7 +123,7 @@ def section_3_one_head(report, model, layer, head, prompt, answer, other_prompt=
     )
     report.quantity("3.last_row.weights", "  with weights", seen.values.tolist())
     report.record("3.pattern", A.tolist())
-    report.small("3.max_row_sum_error", "|row sum - 1| max", (A.sum(-1) - 1).abs().max().item(), 1.2e-6, 1)
+    report.small("3.max_row_sum_error", "|row sum - 1| max", (A.sum(-1) - 1).abs().max().item(), 1.2e-6, 1.0)
     report.quantity("3.max_future_weight", "largest weight on the future", A.triu(1).max().item())
 
     output = cache["z", layer][0, -1, head] @ model.W_O[layer, head] @ model.W_U  # before the last layer norm

@@ -90,8 +90,8 @@ def _stream(cfg: "transformer_lens.HookedTransformerConfig") -> dict[str, tuple[
         "no layers": (cfg.n_layers < 1, "there is no head to read"),
         "4-bit weights": (cfg.load_in_4bit, "they are packed; load them as float32"),
         f"weights of the type {cfg.dtype}": (
-            cfg.dtype not in (torch.float32, torch.float64),
-            "its rounding would hide what the identities check; load it as float32",
+            cfg.dtype != torch.float32,
+            "the identities are checked against the rounding of float32: load it as that",
         ),
         "use_attn_in or use_split_qkv_input": (
             cfg.use_attn_in or cfg.use_split_qkv_input,
@@ -177,6 +177,12 @@ def matrices(cfg: "transformer_lens.HookedTransformerConfig") -> list[str]:
     if not cfg.attn_only:
         names += ["W_in", "W_gate", "W_out"] if cfg.gated_mlp else ["W_in", "W_out"]
     return names
+
+
+def n_params(model: "transformer_lens.HookedTransformer") -> int:
+    """How many parameters the model has, without a W_pos that it does not use."""
+    unused = not has_position_table(model.cfg)
+    return sum(p.numel() for name, p in model.named_parameters() if not (unused and name.endswith("W_pos")))
 
 
 def named(model: Any) -> tuple[str, dict[str, Any]]:

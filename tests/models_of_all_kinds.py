@@ -19,7 +19,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "no norm": MLP | dict(normalization_type=None),
     "grouped, gated, rotary, as Llama": MLP
     | dict(normalization_type="RMS", positional_embedding_type="rotary", gated_mlp=True, act_fn="silu")
-    | dict(n_key_value_heads=2, final_rms=True),
+    | dict(n_key_value_heads=2, final_rms=True, d_head=4),  # turned in pairs
     "beside the heads, part rotary, as GPT-NeoX": MLP
     | dict(positional_embedding_type="rotary", rotary_dim=2, parallel_attn_mlp=True)
     | dict(default_prepend_bos=False),

@@ -113,6 +113,21 @@ def test_what_an_architecture_asks_for_is_what_makes_its_identities_hold(part, k
     assert not explored(part, kind).conclude()
 
 
+def test_a_norm_that_was_folded_otherwise_is_noticed():
+    model = make(**KINDS["with MLPs, as GPT-2"])
+    folded = models.folded(model)
+    for norm in (model.blocks[1].ln2.b, model.ln_final.w):
+        before = norm.clone()
+        norm[3] += 0.1
+        report = Report("part1", any_size=True)
+        circuits_part1.section_2_folding(report, folded, model, PROMPT)
+        assert not report.conclude()
+        norm.copy_(before)
+    report = Report("part1", any_size=True)
+    circuits_part1.section_2_folding(report, folded, model, PROMPT)
+    assert report.conclude()
+
+
 def test_a_grouped_head_is_read_through_its_group_and_says_so():
     report = explored("part2", "grouped, gated, rotary, as Llama", head=(1, 3))
     assert report.quantities["1.key_value_group"] == 1
@@ -183,6 +198,7 @@ REFUSED = [
     (dict(d_vocab_out=7), "another vocabulary on the way out"),
     (dict(n_layers=0), "no layers: "),
     (dict(dtype=torch.bfloat16), "weights of the type torch.bfloat16: "),
+    (dict(dtype=torch.float64), "weights of the type torch.float64: "),
     (dict(use_split_qkv_input=True), "use_attn_in or use_split_qkv_input: "),
     (dict(), "layer norm with weights of its own: fold it first, with circuits.models.folded"),
     (dict(normalization_type="RMS"), "layer norm with weights of its own: "),
