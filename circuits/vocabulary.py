@@ -125,7 +125,8 @@ def own_place(
         near[those] += (scores >= least[rivalled, None]).sum(1) - leads
         alive = alive[ahead[alive] < most]
         start += width
-    for some in alive[near[alive] > 0].split(max(1, SCORES // columns.shape[1])):
+    undecided = alive[near[alive] > 0]
+    for some in undecided.split(max(1, SCORES // columns.shape[1])) if len(undecided) else ():
         scores, token, x = rows[some] @ columns, tokens[some].long(), rows[some].double()
         scores.scatter_(1, token[:, None], -torch.inf)
         leads = scores > (own + slack)[some, None]

@@ -280,7 +280,7 @@ def test_own_top_of_near_ties_is_exact(seed, k, d_vocab, size, block):
 
 def ranked(rows, columns, tokens, most):
     """`own_place` by its definition: a stable sort of the whole row in float64, the highest first."""
-    orders = (rows.double() @ columns.double()).sort(1, descending=True, stable=True).indices.tolist()
+    orders = (rows.double() @ columns.double()).sort(dim=1, descending=True, stable=True).indices.tolist()
     places = [order.index(token) + 1 for order, token in zip(orders, tokens.tolist(), strict=True)]
     return [min(place, most + 1) for place in places]
 
