@@ -202,7 +202,7 @@ def section_5_virtual_weights(report, model):
     report.quantity(
         "5.paper_shape.W_V_W_E", "  head 0.0 reading it: W_V W_E", list((W_V @ model.W_E.T).shape)
     )
-    if model.cfg.n_layers > 1:
+    if model.cfg.n_layers > 1 and model.cfg.d_head < model.cfg.d_model:
         composition_beside_random(report, model)
 
 

@@ -94,7 +94,7 @@ def test_words_are_looked_up_with_their_spaces_and_once(own):
         ("part2", "7.qk", "top8"),
     ):
         ids = [
-            name for name in results(own / "out", part)["quantities"] if re.match(rf"{id}\..*{last}", name)
+            name for name in results(own / "out", part)["quantities"] if re.match(rf"{id}\..*{last}$", name)
         ]
         assert ids == [f"{id}.tea#{tea}.{last}", f"{id}.green#{green}.{last}"]
 
