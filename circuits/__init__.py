@@ -1,7 +1,8 @@
 """Reading circuits out of transformer weights: the mathematics behind the two articles.
 
 `models` loads, `layernorm` folds, `residual`, `heads`, `subspaces` and `vocabulary` are the
-mathematics, `report` prints and records, `published` compares. Nothing is imported or run here.
+mathematics, `architecture` says which models it covers, `explore` takes what a reader asks for, `report`
+prints and records, `published` compares. Nothing is imported or run here.
 """
 
 

@@ -148,7 +148,9 @@ def _explore(part: str, explore: Callable, prompt: str, args: argparse.Namespace
         asked = ask(model, prompt, getattr(args, "head", None), args.words, unfolded)
         _first_line(report)
         _name(report, chosen)
-        report.say(f"  prompt: {prompt!r}")
+        report.quantity("0.prompt", "prompt", prompt)
+        if part == "part2":
+            report.quantity("0.head", "head", "{}.{}".format(*asked.head))
         for special in vocabulary.specials(model, prompt):
             report.say(f"  {special!r} in it is read as that special token, not as its letters")
         explore(report, model, asked)

@@ -56,6 +56,8 @@ def test_a_folder_of_ones_own_is_taken_apart_into_a_folder_of_its_own(own, part,
     assert re.fullmatch(name, folder.name)
     measured = results(folder, part)
     checksum = models.sha256(own / "own" / "model_final.pth")
+    assert measured["quantities"]["0.prompt"] == GREEN
+    assert measured["quantities"].get("0.head") == (head[1] if head else None)
     assert measured["models"] == {"own": {"weights": "folder", "file": "model_final.pth", "sha256": checksum}}
     assert capsys.readouterr().out == (folder / f"{part}_stdout.txt").read_text(encoding="utf-8")
     other = "part2" if part == "part1" else "part1"
@@ -79,6 +81,7 @@ def test_without_a_head_the_one_that_raises_the_predicted_token_most(own):
     largest = results(own / "one", "part1")["quantities"]["3.largest_head"]
     transcript = (own / "two" / "part2_stdout.txt").read_text(encoding="utf-8")
     assert f"head {largest}, the paper's shapes" in transcript
+    assert results(own / "two", "part2")["quantities"]["0.head"] == largest
     part1, part2 = results(own / "one", "part1"), results(own / "two", "part2")
     assert part2["quantities"]["3.prediction"] == part1["quantities"]["3.prediction"]
 
