@@ -289,11 +289,11 @@ def test_what_is_random_comes_from_its_generator_alone():
 
 
 def test_nearly_equal_by_hand():
-    S = torch.tensor([5.0, 4.99, 4.9, 4.89, 4.88, 3, 1, 1])
+    S = torch.tensor([5, 4.99, 4.9, 4.89, 4.88, 3, 1, 1], dtype=torch.float64)
     assert subspaces.nearly_equal(S) == [[1, 2], [3, 4, 5], [7, 8]]
     assert subspaces.nearly_equal(S, gap=0.001) == [[7, 8]]
     assert subspaces.nearly_equal(S, gap=0.02) == [[1, 2, 3, 4, 5], [7, 8]]
-    assert subspaces.nearly_equal(torch.tensor([1.0, 0.99])) == []  # 1 % is not less than 1 %
+    assert subspaces.nearly_equal(torch.tensor([100.0, 99])) == []  # 1 % is not less than 1 %
     assert subspaces.nearly_equal(torch.tensor([1.0])) == []
 
 
