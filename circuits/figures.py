@@ -26,7 +26,9 @@ STYLE = {
     "axes.edgecolor": DARK,
     "axes.axisbelow": True,
     "grid.color": PALE,
-    "legend.frameon": False,
+    "legend.framealpha": 1,
+    "legend.edgecolor": "white",
+    "legend.fancybox": False,
     "figure.titlesize": 10.5,
     "figure.titleweight": "bold",
     "image.cmap": "cividis",
@@ -87,9 +89,9 @@ def logit_shares(q):
     ax.axvline(0, color=DARK, linewidth=0.8)
     ax.grid(axis="x")
     ax.set_xlabel("logit")
-    kinds = {"head of layer 0": "0.0", "later head": "1.0", "embeddings": "embed", "biases": "b_U"}
-    legend(ax, {label: piece_colour(name) for label, name in kinds.items()}, "fall of the logit without it",
-           loc="center right")  # fmt: skip
+    kinds = {"head of layer 0": SKY, "head of a later layer": BLUE, "embeddings": GREEN, "other": GREY}
+    present = {label: colour for label, colour in kinds.items() if colour in colours}
+    legend(ax, present, "fall of the logit without it", loc="center right", bbox_to_anchor=(0.94, 0.5))
 
     before, after = q["3.ablated.probability.before"], q["3.ablated.probability.after"]
     below.barh([1, 0], [before, after], color=[DARK, ORANGE], height=0.7)
@@ -108,13 +110,15 @@ def own_ranks(q):
     ax.hlines(places, 1, list(ranks.values()), color=PALE, linewidth=2)
     ax.scatter(list(ranks.values()), places, color=BLUE, zorder=3)
     for place, word in zip(places, words, strict=True):
-        ax.annotate(f"{ranks[word]:,}", (ranks[word], place), (7, 0), textcoords="offset points", va="center")
+        ax.annotate(f"{ranks[word]:,}", (ranks[word], place), (8, 0), textcoords="offset points", va="center",
+                    bbox=dict(facecolor="white", edgecolor="none", pad=1))  # fmt: skip
     first = [q[f"4.direct.{word}.top5"][0] for word in words]
     labels = [f"{token(' ' + word)} (first: {token(top)})" for word, top in zip(words, first, strict=True)]
     ax.set_yticks(places, labels)
     ax.set_ylim(-0.6, len(words) - 0.4)
     ax.set_xscale("log")
-    ax.set_xlim(0.8, q["1.d_vocab"] * 2.2)
+    ax.xaxis.set_major_formatter(lambda place, _: f"{place:,.0f}")
+    ax.set_xlim(0.8, q["1.d_vocab"] * 3)
     ax.axvline(q["1.d_vocab"], color=DARK, linewidth=0.8, linestyle=":")
     ax.grid(axis="x")
     ax.set_xlabel(f"place of the token itself, 1 is the highest score (dotted: the last, {q['1.d_vocab']:,})")
@@ -129,15 +133,15 @@ def virtual_weights(q):
     ]
     mean = sum(of_matrices) / len(of_matrices)  # of ‖W_O‖ ‖W_V‖
     random, deviation = (mean * q[f"5.composition.virtual.random.{name}"] for name in ("mean", "deviation"))
-    fig, ax = page(5.2, "Sizes of the virtual weights from each head of layer 0 to each of layer 1")
+    fig, ax = page(5.6, "Sizes of the virtual weights from each head of layer 0 to each of layer 1")
     image = head_map(ax, sizes, *span(sizes, random, deviation), write=True)
-    scale_bar(fig, image, ax, "Frobenius norm of W_V W_O", random, deviation)
+    scale_bar(fig, image, ax, "Frobenius norm of W_V W_O", "matrices as large", random, deviation)
     return fig
 
 
 def compositions(q):
     """Section 5: the paper's three kinds of composition beside random heads."""
-    fig, axes = page(3.5, "Composition scores of the heads of layer 0 with those of layer 1", 1, 3)
+    fig, axes = page(4, "Composition scores of the heads of layer 0 with those of layer 1", 1, 3)
     tables = {kind: rows(q, f"5.composition.{kind}.scores.0.") for kind in "QKV"}
     random, deviation = (q[f"5.composition.V.random.{name}"] for name in ("mean", "deviation"))
     limits = span([row for table in tables.values() for row in table], random, deviation)
@@ -150,7 +154,7 @@ def compositions(q):
         writer, reader = (int(head.split(".")[1]) for head in q["5.induction_with_previous_token.pair"])
         box(axes[1], reader, writer)
         axes[1].set_xlabel("reading head of layer 1\n(boxed: most induction,\nmost previous-token)")
-    scale_bar(fig, image, list(axes), "‖W_1 W_2‖ / (‖W_1‖ ‖W_2‖)", random, deviation)
+    scale_bar(fig, image, list(axes), "‖W_1 W_2‖ / (‖W_1‖ ‖W_2‖)", "heads", random, deviation)
     return fig
 
 
@@ -204,7 +208,7 @@ def interventions(q):
 def singular_values(q):
     """Section 5: the cliff after d_head."""
     fig, axes = page(
-        3.6, f"Singular values of W_OV and W_QK, head {q['1.head']} among all heads", 1, 2, sharey=True
+        4.2, f"Singular values of W_OV and W_QK, head {q['1.head']} among all heads", 1, 2, sharey=True
     )
     for ax, name in zip(axes, ("W_OV", "W_QK"), strict=True):
         id, size = f"5.{name}.singular_values", q[f"5.{name}.shape"][0]
@@ -217,15 +221,18 @@ def singular_values(q):
         ax.scatter(
             alike, [S[place - 1] for place in alike], s=14, color="white", edgecolor=VERMILLION, zorder=4
         )
-        ends = [q[f"{id}.after_d_head"], q[f"{id}.last"]]
-        ax.scatter([len(S) + 1, size], ends, s=14, color=BLUE, zorder=4)
-        ax.plot([len(S), len(S) + 1], [S[-1], ends[0]], color=BLUE, linewidth=1.6)
-        ax.plot([len(S) + 1, size], ends, color=BLUE, linewidth=1, linestyle=":")
+        after = q[f"{id}.after_d_head"]
+        ax.plot([len(S), len(S) + 1], [S[-1], after], color=BLUE, linewidth=1.6)
+        ax.scatter([len(S) + 1], [after], s=14, color=BLUE, zorder=4)
+        rest = f"σ{len(S) + 1} = {after:.1e}\nσ{size} = {q[f'{id}.last']:.1e}"
+        ax.annotate(rest, (len(S) + 1, after), (8, 0), textcoords="offset points", va="center")
+        ax.set_xlim(0, 1.75 * len(S))
         ax.axvline(len(S) + 0.5, color=DARK, linewidth=0.8, linestyle="--")
         ax.annotate(f"d_head = {len(S)}", (len(S) + 0.5, 1), (6, -2), xycoords=("data", "axes fraction"),
                     textcoords="offset points", va="top")  # fmt: skip
         ax.set_title(name)
         ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(power_of_ten)
         ax.grid(axis="y")
         ax.set_xlabel("place, largest first")
     axes[0].set_ylabel("singular value")
@@ -247,10 +254,10 @@ def overlaps(q):
     ax.scatter(range(len(scores)), scores, color=BLUE, zorder=3)
     ax.set_xticks(range(len(names)), names)
     ax.set_xlim(-0.6, len(names) - 0.4)
-    ax.set_ylim(0, 1.2 * max(*scores, mean + 3 * deviation))
+    ax.set_ylim(*span([scores], mean, 4 * deviation / 3))
     ax.set_xlabel("head")
     ax.set_ylabel("mean squared cosine")
-    ax.legend(loc="lower right")
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1))
     return fig
 
 
@@ -315,7 +322,7 @@ def word_bars(title, bars, verb, unit, colour, medians=None):
             ax.axvline(medians[word], color=DARK, linestyle="--", linewidth=1)
         if i + 2 >= len(bars):  # no panel below
             ax.tick_params(axis="x", labelbottom=True)
-            ax.set_xlabel(unit)
+    fig.supxlabel(unit, fontsize=9)
     return fig
 
 
@@ -368,6 +375,10 @@ def piece_colour(name):
     return GREEN if name.endswith("embed") else GREY
 
 
+def power_of_ten(value, _):
+    return "10" + str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
 def legend(where, colours, hollow=None, edge=DARK, **place):
     """A patch for each label; `hollow` is the label of an open circle."""
     from matplotlib.lines import Line2D
@@ -385,7 +396,8 @@ def legend(where, colours, hollow=None, edge=DARK, **place):
 def span(table, random, deviation):
     """The colour scale's two ends, with the random band between them."""
     values = [value for row in table for value in row] + [random - 3 * deviation, random + 3 * deviation]
-    return min(values), max(values)
+    margin = 0.03 * (max(values) - min(values))
+    return min(values) - margin, max(values) + margin
 
 
 def head_map(ax, table, low, high, write=False):
@@ -415,11 +427,12 @@ def box(ax, x, y):
     ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=VERMILLION, linewidth=1.8))
 
 
-def scale_bar(fig, image, axes, label, random, deviation):
-    """A colour scale with the random baseline on it."""
-    bar = fig.colorbar(image, ax=axes, shrink=0.85, label=f"{label}\n(lines: random, mean ± 3 deviations)")
+def scale_bar(fig, image, axes, label, of, random, deviation):
+    """A colour scale below, with the random baseline on it."""
+    label += f" (lines: random {of}, mean ± 3 deviations)"
+    bar = fig.colorbar(image, ax=axes, location="bottom", aspect=40, shrink=0.7, label=label)
     for value, width in ((random - 3 * deviation, 0.8), (random, 1.8), (random + 3 * deviation, 0.8)):
-        bar.ax.axhline(value, color=VERMILLION, linewidth=width)
+        bar.ax.axvline(value, color=VERMILLION, linewidth=width)
 
 
 PICTURES = {

@@ -76,7 +76,7 @@ def composition(
 
 def compressed(
     left: Float[Tensor, "*head d_model d_head"], right: Float[Tensor, "*head d_head d_model"]
-) -> Float[Tensor, "*head d_head d_model"]:
+) -> Float[Tensor, "*head k d_model"]:
     """R right, where left = Q R: d_head rows that stand for all d_model of left right.
 
     Q's columns are orthonormal, so ‖left right X‖ = ‖R right X‖ for every X.

@@ -128,13 +128,14 @@ def own_place(
     undecided = alive[near[alive] > 0]
     for some in undecided.split(max(1, SCORES // columns.shape[1])) if len(undecided) else ():
         scores, token, x = rows[some] @ columns, tokens[some].long(), rows[some].double()
-        scores.scatter_(1, token[:, None], -torch.inf)
         leads = scores > (own + slack)[some, None]
         i, j = ((scores >= (own - slack)[some, None]) & ~leads).nonzero(as_tuple=True)
         parts = zip(*(index.split(max(1, SCORES // rows.shape[1])) for index in (i, j)), strict=True)
-        rival = torch.cat([(x[a] * columns.T[b]).sum(1) for a, b in parts])
-        mine = (x * columns.T[token]).sum(1)[i]
-        before = (rival > mine) | ((rival == mine) & (j < token[i]))
+        exact = torch.cat([(x[a] * columns.T[b]).contiguous().sum(1) for a, b in parts])
+        mine = torch.empty(len(some), dtype=exact.dtype)
+        itself = j == token[i]
+        mine[i[itself]] = exact[itself]
+        before = (exact > mine[i]) | ((exact == mine[i]) & (j < token[i]))
         ahead[some] = leads.sum(1).index_add(0, i, before.long())
     return ahead.clamp_max(most) + 1
 

@@ -17,8 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 def quantities(part):
     """Made-up quantities of every id that a picture of `part` takes."""
-    heads = [f"{i / 20:.2f}" for i in range(8)]
-    wave = [float(x) for x in heads]
+    wave = [i / 20 for i in range(8)]
     if part == "part1":
         shares = {"1.0": 2.0, "0.1": -0.5, "embed": 0.25, "pos_embed": 0.1, "b_O.0": 0.05, "b_U": 0.1}
         q = {f"3.share.{name}": share for name, share in shares.items()}
@@ -160,11 +159,17 @@ def test_the_random_band_of_the_overlaps():
 
 
 @pytest.mark.parametrize("part", figures.PICTURES)
-def test_titles_do_not_reach_beyond_the_page(part):
+def test_no_text_reaches_beyond_the_page(part):
+    from matplotlib.text import Text
+
     for picture, _ in figures.PICTURES[part].values():
         fig = picture(quantities(part))
         fig.draw_without_rendering()
-        assert fig._suptitle.get_window_extent().x1 <= fig.bbox.x1, fig._suptitle.get_text()
+        for text in fig.findobj(Text):
+            if text.get_visible() and text.get_text():
+                box = text.get_window_extent()
+                assert 0 <= box.x0 and box.x1 <= fig.bbox.x1, text.get_text()
+                assert 0 <= box.y0 and box.y1 <= fig.bbox.y1, text.get_text()
 
 
 def test_without_matplotlib_it_is_one_line(monkeypatch):

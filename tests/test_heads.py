@@ -247,3 +247,40 @@ def test_reparametrising_a_head_keeps_its_scores_and_writes(either, layer, head)
 def test_a_singular_M_is_refused():
     with pytest.raises(torch.linalg.LinAlgError):
         heads.reparametrised(torch.eye(2), torch.eye(2), torch.tensor([[1.0, 2], [2, 4]]))
+
+
+# ---- where heads look in a text said twice -----------------------------------------------------------
+
+
+def test_said_twice():
+    tokens = heads.said_twice(29, 3, 4, 50, torch.Generator().manual_seed(0))
+    assert tokens.shape == (50, 9)
+    assert (tokens[:, 0] == 3).all()
+    assert torch.equal(tokens[:, 1:5], tokens[:, 5:])
+    assert tokens[:, 1:].unique().tolist() == list(range(29))
+    assert len(tokens[:, 1:5].unique(dim=0)) == 50
+
+
+def test_looks_back_by_hand():
+    """Two rows of one head: the previous token gets 1, 0.5 and then 0 and 1, from position 1 on."""
+    A = torch.tensor([[[[1.0, 0, 0], [1, 0, 0], [0.25, 0.5, 0.25]]], [[[1, 0, 0], [0, 1, 0], [0, 1, 0]]]])
+    assert heads.looks_back(A, by=1, start=1).tolist() == [0.625]
+    assert heads.looks_back(A, by=1, start=2).tolist() == [0.75]
+    assert heads.looks_back(A, by=2, start=2).tolist() == [0.125]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5))
+def test_looks_back_is_a_mean_over_rows_and_positions(seed, length):
+    """Of the induction position: in the second turn, the token after this one's first standing."""
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.rand(2, 3, 2 * length + 1, 2 * length + 1, generator=generator, dtype=torch.float64)
+    tokens = heads.said_twice(1000, 0, length, 2, generator)
+    for head in range(3):
+        weights = [
+            A[row, head, i, i - length + 1] for row in range(2) for i in range(length + 1, 2 * length + 1)
+        ]
+        assert heads.looks_back(A, length - 1, length + 1)[head] == pytest.approx(
+            sum(weights).item() / len(weights)
+        )
+    for i in range(length + 1, 2 * length + 1):
+        assert torch.equal(tokens[:, i - length], tokens[:, i])

@@ -147,6 +147,18 @@ def test_shares_of_the_heads_are_those_of_transformer_lens(either, pos):
     assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("pos", POSITIONS)
+def test_the_direction_of_a_logit_gives_the_same_shares(either, pos):
+    model = either.model
+    written = residual.pieces(model, either.cache, pos)
+    scale = either.cache["ln_final.hook_scale"][0, pos, 0]
+    for token in (0, 5, 28):
+        direction = residual.logit_direction(model.W_U, scale, token)
+        shares = residual.logit_shares(written, scale, model.W_U, model.b_U, token)
+        for name, x in written.items():
+            assert (x @ direction).item() == pytest.approx(shares[name], abs=1e-5)
+
+
 # ---- rotating the stream -----------------------------------------------------------------------------
 
 

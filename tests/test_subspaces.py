@@ -207,3 +207,115 @@ def test_singular_values_of_a_product_from_its_factors(seed, rank, rows, columns
     S = subspaces.singular_values(left, right)
     assert S.shape == (heads, 4)
     assert_close(S, torch.linalg.svdvals(left @ right)[:, :4], atol=1e-9, rtol=1e-9)
+
+
+# ---- composition, and what is random -----------------------------------------------------------------
+
+
+def test_composition_by_hand():
+    """A writer of dimensions 1 and 2 and readers of 1 alone, of both, and of neither."""
+    writer = torch.tensor([[[2.0, 0, 0], [0, 2, 0]]])
+    readers = torch.tensor([[[1.0, 0], [0, 0], [0, 0]], [[0, 3], [3, 0], [0, 0]], [[0, 0], [0, 0], [1, 1]]])
+    expected = [0.5**0.5, 0.5**0.5, 0]
+    assert subspaces.composition(writer, readers).flatten().tolist() == pytest.approx(expected)
+
+
+@given(seeds, sizes, sizes, sizes, sizes)
+def test_composition_scores_are_those_of_the_whole_matrices(seed, writers, readers, d_head, d_model):
+    """Wide factors among them, of more columns than rows."""
+    W_V, W_O = randn(writers, d_model, d_head, seed=seed), randn(writers, d_head, d_model, seed=seed + 1)
+    reads, other = (
+        randn(readers, d_model, d_head, seed=seed + 2),
+        randn(readers, d_model, d_head, seed=seed + 3),
+    )
+    scores = subspaces.composition_scores(W_V, W_O, reads, other)
+    assert scores.shape == (writers, readers)
+    for w in range(writers):
+        for r in range(readers):
+            first, second = W_V[w] @ W_O[w], reads[r] @ other[r].T
+            plain = (first @ second).norm() / (first.norm() * second.norm())
+            assert_close(scores[w, r], plain)
+
+
+@pytest.mark.parametrize("kind", ["Q", "K", "V"])
+def test_composition_scores_are_those_of_transformer_lens(two_layers, kind):
+    model = two_layers.model
+    reads, other = {
+        "Q": (model.W_Q[1], model.W_K[1]),
+        "K": (model.W_K[1], model.W_Q[1]),
+        "V": (model.W_V[1], model.W_O[1].mT),
+    }[kind]
+    theirs = model.all_composition_scores(kind)[0, :, 1]
+    assert_close(subspaces.composition_scores(model.W_V[0], model.W_O[0], reads, other), theirs)
+
+
+def test_random_compositions_are_those_of_random_matrices():
+    """Two independent ways to the same mean and deviation; the factors' mean square is 1 / d_model."""
+    whole, factors = subspaces.random_compositions(20, 3, 2000, torch.Generator().manual_seed(0))
+    plain = []
+    for seed in range(2000):
+        W_V, W_O, reads, other = randn(4, 20, 3, seed=seed)
+        first, second = W_V @ W_O.T, reads @ other.T
+        plain.append((first @ second).norm() / (first.norm() * second.norm()))
+    plain = torch.stack(plain).float()
+    assert whole.shape == factors.shape == (2000,)
+    assert whole.mean().item() == pytest.approx(plain.mean().item(), rel=0.02)
+    assert whole.std().item() == pytest.approx(plain.std().item(), rel=0.08)
+    assert factors.square().mean().item() == pytest.approx(1 / 20, rel=0.02)
+
+
+def test_random_overlaps_are_those_of_random_pairs():
+    """The mean is k / dimensions, and the deviation that of pairs that are both drawn."""
+    found = subspaces.random_overlaps(11, 3, 2000, torch.Generator().manual_seed(0))
+    pairs = torch.tensor([
+        subspaces.overlap(*(subspaces.column_space(randn(11, 3, seed=2 * seed + i)) for i in (0, 1)))
+        for seed in range(2000)
+    ])  # fmt: skip
+    assert found.shape == (2000,)
+    assert found.mean().item() == pytest.approx(3 / 11, rel=0.02)
+    assert found.std().item() == pytest.approx(pairs.std().item(), rel=0.08)
+
+
+def test_what_is_random_comes_from_its_generator_alone():
+    before = torch.get_rng_state()
+    for draw in (
+        lambda seed: torch.stack(subspaces.random_compositions(9, 2, 5, torch.Generator().manual_seed(seed))),
+        lambda seed: subspaces.random_overlaps(9, 2, 5, torch.Generator().manual_seed(seed)),
+    ):
+        assert torch.equal(draw(1), draw(1))
+        assert not torch.equal(draw(1), draw(2))
+        assert draw(1).unique().numel() == draw(1).numel()
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_nearly_equal_by_hand():
+    S = torch.tensor([5, 4.99, 4.9, 4.89, 4.88, 3, 1, 1], dtype=torch.float64)
+    assert subspaces.nearly_equal(S) == [[1, 2], [3, 4, 5], [7, 8]]
+    assert subspaces.nearly_equal(S, gap=0.001) == [[7, 8]]
+    assert subspaces.nearly_equal(S, gap=0.02) == [[1, 2, 3, 4, 5], [7, 8]]
+    assert subspaces.nearly_equal(torch.tensor([100.0, 99])) == []  # 1 % is not less than 1 %
+    assert subspaces.nearly_equal(torch.tensor([1.0])) == []
+
+
+def test_directions_of_nearly_equal_values_turn_into_one_another():
+    """Why they are flagged: a change of 1 % of the matrix turns them, and not the others."""
+    U, V = (torch.linalg.qr(randn(6, 6, seed=seed)).Q for seed in (0, 1))
+    S = torch.tensor([4.0, 2.005, 2, 1, 0.5, 0.25], dtype=torch.float64)
+    assert subspaces.nearly_equal(S) == [[2, 3]]
+    change = 0.01 * 2 * (U[:, 1:2] @ V[2:3] + U[:, 2:3] @ V[1:2])
+    after = torch.linalg.svd(U @ torch.diag(S) @ V + change).U
+    cosines = (U * after).sum(0).abs()
+    assert cosines[[1, 2]].max() < 0.8
+    assert cosines[[0, 3, 4, 5]].min() > 0.999
+
+
+@pytest.mark.parametrize(
+    "normalization, left", [("LN", 7), ("LNPre", 7), ("RMS", 8), ("RMSPre", 8), (None, 8)]
+)
+def test_dimensions_left(normalization, left):
+    from transformer_lens import HookedTransformerConfig
+
+    cfg = HookedTransformerConfig(
+        n_layers=1, d_model=8, d_head=2, n_ctx=4, attn_only=True, normalization_type=normalization
+    )
+    assert subspaces.dimensions_left(cfg) == left

@@ -318,14 +318,14 @@ def test_own_place_keeps_its_blocks_small(monkeypatch):
     """Narrow while all tokens are there, wider as they drop, and never more scores than it may hold."""
     monkeypatch.setattr(vocabulary, "SCORES", 100)
     columns = torch.eye(60)
-    columns[0] = 0.5  # a rival of everyone whose row has its dimension
+    columns[0, 1] = 9  # beats every row that has the first dimension
     rows = torch.eye(60)[:20]
     rows[5:, 0] = 3
     with Watch() as watch:
         places = vocabulary.own_place(rows, columns, torch.arange(20), 1)
     assert places.tolist() == ranked(rows, columns, torch.arange(20), 1)
     assert all(height * width <= 100 for height, width in watch.products)
-    assert watch.products[0][1] == 5 and watch.products[-1][1] > 5
+    assert watch.products == [(20, 5), (4, 25), (4, 25), (4, 25)]
 
 
 # ---- eigenvalues of a circuit ------------------------------------------------------------------------
