@@ -22,7 +22,7 @@ def test_with_the_scale_held_a_logit_falls_by_the_piece_s_share(either, pos):
     written = residual.pieces(model, cache, pos)
     scale = cache["ln_final.hook_scale"][0, pos]
     stream = cache["resid_post", model.cfg.n_layers - 1][0, pos]
-    logits = interventions.without_each(model, written, stream, [interventions.hold_scale(scale)])
+    logits = interventions.without_each(model, written, stream, interventions.hold_scale(model, scale))
     assert logits.shape == (len(written), model.cfg.d_vocab)
     for token in range(model.cfg.d_vocab):
         shares = residual.logit_shares(written, scale[0], model.W_U, model.b_U, token)
@@ -44,7 +44,7 @@ def test_with_the_scale_moving_layer_norm_is_that_of_what_is_left(either, pos):
 def test_the_whole_model_is_as_it_was_afterwards(either):
     interventions.without_each(
         either.model, {"x": torch.ones(either.model.cfg.d_model)}, torch.ones(either.model.cfg.d_model),
-        [interventions.hold_scale(torch.ones(1))],
+        interventions.hold_scale(either.model, torch.ones(1)),
     )  # fmt: skip
     assert torch.equal(either.model(either.tokens[None])[0], either.logits)
 
@@ -105,6 +105,6 @@ def test_what_the_weights_say_is_what_the_model_does_at_a_held_scale(one_layer, 
     W_OV = heads.W_OV(model, 0, head)
     said = A[-1] @ (cache["normalized", 0, "ln1"][0] @ W_OV.AB @ direction)
     said = said + model.b_V[0, head] @ model.W_O[0, head] @ direction
-    hooks = [interventions.set_result(0, head, torch.zeros(())), interventions.hold_scale(scale)]
+    hooks = [interventions.set_result(0, head, torch.zeros(())), *interventions.hold_scale(model, scale)]
     logits = model.run_with_hooks(one_layer.tokens[None], fwd_hooks=hooks)[0]
     assert_close(one_layer.logits[-1, token] - logits[-1, token], said, atol=1e-5, rtol=1e-5)
