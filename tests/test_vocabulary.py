@@ -325,7 +325,7 @@ def test_own_place_keeps_its_blocks_small(monkeypatch):
         places = vocabulary.own_place(rows, columns, torch.arange(20), 1)
     assert places.tolist() == ranked(rows, columns, torch.arange(20), 1)
     assert all(height * width <= 100 for height, width in watch.products)
-    assert watch.products == [(20, 5), (4, 25), (4, 25), (4, 25)]
+    assert watch.products == [(20, 5), (4, 25), (4, 25), (4, 5)]
 
 
 # ---- eigenvalues of a circuit ------------------------------------------------------------------------
