@@ -27,6 +27,7 @@ from hub import (
 )
 from safetensors.torch import save_file
 
+import circuits.hub
 from circuits import models
 from circuits.models import BUNDLED, MINI, PUBLISHED, Checkpoint, ModelError, Unavailable, checkpoint
 
@@ -45,7 +46,7 @@ def repositories(**changes) -> dict[str, dict[str, bytes]]:
 
 @pytest.fixture(autouse=True)
 def _no_memory_of_other_hubs(monkeypatch):
-    monkeypatch.setattr(models, "_unreachable", {})
+    monkeypatch.setattr(circuits.hub, "_unreachable", {})
 
 
 @pytest.fixture
@@ -301,8 +302,8 @@ def test_a_new_commit_on_the_hub_is_fetched_and_then_found_offline(serve, offlin
 
 def test_a_repository_that_changes_while_it_is_fetched(serve, monkeypatch):
     serve(repositories())
-    listing = models.listing
-    monkeypatch.setattr(models, "listing", lambda repository: ("0" * 40, listing(repository)[1]))
+    listing = circuits.hub.listing
+    monkeypatch.setattr(circuits.hub, "listing", lambda repository: ("0" * 40, listing(repository)[1]))
     with pytest.raises(
         ModelError, match=rf"{ONE}: changed, or the hub failed, while it was fetched: run again"
     ):
@@ -389,10 +390,10 @@ def test_a_silent_hub_costs_less_than_ten_seconds_once(serve, capfd):
 
 def test_a_hub_that_was_unreachable_is_asked_again_after_a_minute(serve, monkeypatch):
     hub = serve(repositories())
-    models._unreachable[hub.url] = (time.monotonic(), ConnectionError("a moment ago"))
+    circuits.hub._unreachable[hub.url] = (time.monotonic(), ConnectionError("a moment ago"))
     with pytest.raises(Unavailable, match="a moment ago"):
         checkpoint("attn-only-1l")
-    models._unreachable[hub.url] = (time.monotonic() - 61, ConnectionError("a minute ago"))
+    circuits.hub._unreachable[hub.url] = (time.monotonic() - 61, ConnectionError("a minute ago"))
     assert checkpoint("attn-only-1l").source["repository"] == ONE
 
 
