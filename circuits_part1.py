@@ -23,7 +23,7 @@ TABLES = {
     "mini": {
         "models": {"two_layers": "mini-2l", "one_layer": "mini-1l", "tied": "mini-tied-1l"},
         "prompt": DURSLEY,
-        "words": [" United", " New", " Mr", " according", " Middle"],
+        "words": [" United", " White", " fellow", " according", " raise", " North", " Middle", " New"],
     },
 }
 ORDINARY = torch.arange(1000, 3000)  # the article's 2,000 ordinary tokens

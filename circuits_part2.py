@@ -25,7 +25,7 @@ TABLES = {
     },
     "mini": {
         "models": {"one_layer": "mini-1l", "two_layers": "mini-2l"},
-        "head": "0.3",
+        "head": "0.1",
         "prompt": TEA,
         "other_prompt": COFFEE,
         "answer": " tea",

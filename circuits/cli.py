@@ -22,9 +22,9 @@ from circuits import Fault, figures, published
 from circuits.report import WIDTH, Report
 
 TITLES = {
-    "part1": "Part 1: the big idea and the residual stream",
+    "part1": "Part 1: the residual stream",
     "part1_toy": "Part 1, the examples worked by hand",
-    "part2": "Part 2: one attention head, taken apart",
+    "part2": "Part 2: one attention head",
     "part2_toy": "Part 2, the examples worked by hand",
 }
 
@@ -189,7 +189,9 @@ def _first_line(report: Report) -> None:
 
 def _name(report: Report, checkpoint: Any) -> None:
     report.models[checkpoint.name] = checkpoint.source
-    report.say(f"  {checkpoint.name}: {' '.join(checkpoint.source.values())}")
+    # A commit or a checksum by its first digits: the results file has it whole.
+    words = (re.sub("^[0-9a-f]{40,}$", lambda m: m[0][:12], word) for word in checkpoint.source.values())
+    report.say(f"  {checkpoint.name}: {' '.join(words)}")
 
 
 def _draw(report: Report, folder: Path) -> None:

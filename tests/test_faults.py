@@ -1,0 +1,151 @@
+"""What goes wrong around a run, not in it: signals, pipes, encodings, two runs at once.
+
+Faults of the hub, its cache and the files are in test_models.py.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from circuits import compare
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = str(ROOT / "circuits_part2.py")
+
+
+def start(folder, *interpreter, **environment):
+    """A run on the bundled models whose transcript can be read while it goes on."""
+    command = [sys.executable, *interpreter, SCRIPT, "--models", "mini", "--out", str(folder)]
+    return subprocess.Popen(
+        command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def committed():
+    return compare.load(ROOT / "results" / "mini" / "part2.json")
+
+
+def same_as_committed(folder):
+    return compare.with_baseline(compare.load(folder / "mini" / "part2.json"), committed()) == []
+
+
+@pytest.mark.parametrize("sent, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_stopped_leaves_the_last_results(tmp_path, sent, status):
+    (tmp_path / "mini").mkdir()
+    last = tmp_path / "mini" / "part2.json"
+    last.write_text("the last good results")
+    process = start(tmp_path)
+    process.stdout.readline()  # it is at work
+    process.send_signal(sent)
+    _, stderr = process.communicate()
+    assert process.returncode == status
+    assert b"Traceback" not in stderr
+    assert last.read_text() == "the last good results"
+    assert list(last.parent.iterdir()) == [last]
+
+
+def test_a_reader_who_closes_the_pipe_does_not_stop_the_run(tmp_path):
+    process = start(tmp_path)
+    process.stdout.readline()
+    process.stdout.close()
+    stderr = process.stderr.read()
+    assert process.wait() == 0
+    assert b"Error" not in stderr
+    assert same_as_committed(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "interpreter, environment",
+    [
+        ([], {"PYTHONIOENCODING": "ascii"}),
+        ([], {"PYTHONIOENCODING": "cp1252"}),
+        (["-O"], {"LANG": "C", "LC_ALL": "C", "HOME": "/nonexistent", "HF_TOKEN": "stale"}),
+    ],
+)
+def test_results_do_not_depend_on_the_terminal_or_the_interpreter(tmp_path, interpreter, environment):
+    process = start(tmp_path, *interpreter, **environment)
+    stdout, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    assert "⊗" in (tmp_path / "mini" / "part2_stdout.txt").read_text(encoding="utf-8")
+    # The circled times is in neither encoding; what is not in one is shown by its number.
+    shown = "⊗".encode() if environment.get("LANG") else rb"\u2297"
+    assert shown in stdout
+    assert same_as_committed(tmp_path)
+
+
+def test_two_runs_into_one_folder_at_once(tmp_path):
+    runs = [start(tmp_path), start(tmp_path)]
+    for process in runs:
+        process.communicate()
+        assert process.returncode == 0
+    names = sorted(path.name for path in (tmp_path / "mini").iterdir())
+    assert names == ["part2.json", "part2_stdout.txt"]
+    assert same_as_committed(tmp_path)
+
+
+def test_other_weights_than_the_last_results_are_named(tmp_path):
+    (tmp_path / "mini").mkdir()
+    results = committed()
+    results["models"]["mini-1l"]["sha256"] = "0" * 64
+    (tmp_path / "mini" / "part2.json").write_text(json.dumps(results))
+    process = start(tmp_path)
+    _, stderr = process.communicate()
+    assert process.returncode == 0
+    lines = [line for line in stderr.decode().splitlines() if not line.startswith("wrote")]
+    (line,) = lines
+    assert line.startswith("mini-1l: not the weights that ") and "part2.json" in line
+
+
+def test_the_helpers_leave_the_callers_settings_and_do_not_mind_them():
+    """Default dtype, gradients: whatever the caller chose, the same numbers, and still chosen after."""
+    code = """
+import torch
+from circuits import heads, models, residual, vocabulary
+def numbers():
+    model = models.checkpoint("mini-1l").model()
+    tokens, logits, cache = residual.run(model, "I like green tea")
+    A, scores = heads.pattern_in_one_step(
+        cache["normalized", 0, "ln1"][0], heads.W_QK_with_biases(model, 0, 3), model.cfg.d_head)
+    R = residual.rotation(8, torch.Generator().manual_seed(0))
+    return [t.detach() for t in (logits, A, scores, vocabulary.normalised(model.W_E.detach()), R)]
+plain = numbers()
+for dtype in (torch.float64, torch.bfloat16):
+    for gradients in (True, False):
+        torch.set_default_dtype(dtype); torch.set_grad_enabled(gradients)
+        for a, b in zip(plain, numbers(), strict=True):
+            assert a.dtype == b.dtype and torch.equal(a, b), (dtype, gradients)
+        assert torch.get_default_dtype() == dtype and torch.is_grad_enabled() == gradients
+print("same")
+"""
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert process.stdout == "same\n", process.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo") or os.geteuid() != 0, reason="needs root to mount a small disk")
+def test_a_full_disk_is_2_and_leaves_the_last_results(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", disk], capture_output=True
+    ).returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        (disk / "mini").mkdir()
+        last = disk / "mini" / "part2.json"
+        last.write_text("the last good results")
+        (disk / "filler").write_bytes(b"0" * 24_000)
+        process = start(disk)
+        _, stderr = process.communicate()
+        assert process.returncode == 2
+        assert len(stderr.splitlines()) == 1 and b"No space left" in stderr
+        assert last.read_text() == "the last good results"
+        assert list(last.parent.iterdir()) == [last]
+    finally:
+        time.sleep(0.1)
+        subprocess.run(["umount", disk], check=True)
