@@ -279,7 +279,7 @@ def attention_only(name: str, repository: str) -> Checkpoint:
 
     files = snapshot(repository, wanted)
     config, weights = files.values()
-    cfg = attention_only_config(config) | {"model_name": repository.split("/")[-1]}
+    cfg = attention_only_config(config) | {"model_name": name}
     state = conform(torch_load(weights), shapes(cfg), weights)
     source = hub_source(repository, files)
     return Checkpoint(name, cfg, state, tokenizer(cfg["tokenizer_name"], cfg["d_vocab"]), source)
