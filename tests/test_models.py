@@ -174,7 +174,7 @@ def test_the_callers_settings_change_nothing_and_are_left_alone(dtype, gradients
     expected = checkpoint("mini-1l").model()(text).detach()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        filters, disabled = list(warnings.filters), logging.root.manager.disable
+        filters = list(warnings.filters)
         before, enabled = torch.get_default_dtype(), torch.is_grad_enabled()
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(gradients)
@@ -185,7 +185,7 @@ def test_the_callers_settings_change_nothing_and_are_left_alone(dtype, gradients
         finally:
             torch.set_default_dtype(before)
             torch.set_grad_enabled(enabled)
-        assert warnings.filters == filters and logging.root.manager.disable == disabled
+        assert warnings.filters == filters and logging.root.manager.disable == logging.NOTSET
     assert not [warning for warning in warned if "deprecated" in str(warning.message)]
     assert logits.dtype == torch.float32 and torch.equal(logits, expected)
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32, torch.bool}
@@ -230,7 +230,8 @@ for folded, load in loaders.items():
     assert mine.keys() == expected.keys()
     assert all(parameter.shape == expected[name].shape for name, parameter in mine.items())
     assert max((parameter - expected[name]).abs().max() for name, parameter in mine.items()) < 1e-5
-    assert ours[folded].cfg.to_dict() == theirs.cfg.to_dict()
+    named = {"model_name": "attn-only-2l"}  # as the articles name it; theirs is the repository's
+    assert ours[folded].cfg.to_dict() == theirs.cfg.to_dict() | named
     assert torch.equal(tokens, theirs.to_tokens(text)) and tokens[0].tolist().count(0) == 1
     assert ours[folded].to_str_tokens(text) == theirs.to_str_tokens(text)
     assert (ours[folded](text) - theirs(text)).abs().max() < 1e-4
