@@ -56,6 +56,7 @@ class Run:
     """One finished process."""
 
     seconds: float
+    processor: float  # seconds of all its threads, less troubled by what else the machine does
     megabytes: float  # the peak of its resident memory
     questions: int  # that it asked the hub
     out: str
@@ -86,7 +87,8 @@ class Bench:
             if child.returncode not in expected:
                 raise RuntimeError(f"{command} ended with {child.returncode}:\n{errors.read()}")
             unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
-            return Run(seconds, usage.ru_maxrss / unit, self.questions(), out.read())
+            processor = usage.ru_utime + usage.ru_stime
+            return Run(seconds, processor, usage.ru_maxrss / unit, self.questions(), out.read())
 
     def questions(self) -> int:
         """How many the hub was asked since the last call."""
@@ -116,7 +118,7 @@ def bench(small: bool) -> Iterator[Bench]:
 
 
 def whole_process(bench: Bench, part: str, runs: int) -> list[list[str]]:
-    """Table rows for one part: wall time, memory and questions, medians of `runs` in turn."""
+    """Table rows for one part, medians of `runs` in turn; says how many quantities the two ways share."""
     bench.suite(part), bench.plain(part), bench.floor(part)  # these fill the cache
     suite, plain, floor = [], [], []
     for _ in range(runs):
@@ -124,18 +126,23 @@ def whole_process(bench: Bench, part: str, runs: int) -> list[list[str]]:
         plain.append(bench.plain(part))
         floor.append(bench.floor(part))
     check(part, json.loads((bench.folder / f"{part}.json").read_text(encoding="utf-8")), plain[-1].out)
-    rows = []
-    for (what, unit, digits), target in zip(
-        (("seconds", "s", 1), ("megabytes", "MB", 0)), TARGETS[part], strict=True
-    ):
-        s, p, f = ([getattr(run, what) for run in of] for of in (suite, plain, floor))
-        ratios = [mine / theirs for mine, theirs in zip(s, p, strict=True)]
-        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        shown = [f"{statistics.median(of):,.{digits}f} {unit}" for of in (s, p)]
-        label = f"{PARTS[part]}, {'wall time' if unit == 's' else 'peak memory'}"
-        rows.append([label, *shown, ratio, f"{target:.2f}", f"{statistics.median(f):,.{digits}f} {unit}"])
-    s, p = suite[-1].questions, plain[-1].questions
-    return [*rows, [f"{PARTS[part]}, questions to the hub", s, p, f"{s / p:.2f}", "", ""]]
+    wall, memory = TARGETS[part]
+    return [
+        row(f"{PARTS[part]}, wall time", "seconds", "{:.1f} s", suite, plain, floor, f"{wall:.2f}"),
+        row(f"{PARTS[part]}, peak memory", "megabytes", "{:,.0f} MB", suite, plain, floor, f"{memory:.2f}"),
+        row(f"{PARTS[part]}, processor time", "processor", "{:.1f} s", suite, plain, floor),
+        row(f"{PARTS[part]}, questions to the hub", "questions", "{}", suite, plain, floor),
+    ]
+
+
+def row(
+    label: str, what: str, shown: str, suite: list[Run], plain: list[Run], floor: list[Run], target: str = ""
+) -> list[str]:
+    s, p, f = ([getattr(run, what) for run in runs] for runs in (suite, plain, floor))
+    ratios = [mine / theirs for mine, theirs in zip(s, p, strict=True)]
+    ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    s, p, f = (shown.format(statistics.median(of)) for of in (s, p, f))
+    return [label, s, p, ratio, target, f]
 
 
 def check(part: str, results: dict, printed: str) -> None:
@@ -146,9 +153,8 @@ def check(part: str, results: dict, printed: str) -> None:
     differing = [id for id in shared if not agree(measured[id], json.loads(figures[id]))]
     if differing or not shared:
         raise RuntimeError(f"{part}: the suite and the plain way differ in {differing or 'everything'}")
-    unshared = measured.keys() - figures.keys()
-    note = f"; the suite alone has {sorted(unshared)}" if unshared else ""
-    print(f"{PARTS[part]}: {len(shared)} figures agree{note}", file=sys.stderr)
+    alone = len(measured.keys() - figures.keys())
+    print(f"{PARTS[part]}: {len(shared)} quantities agree; {alone} more are recorded by the suite alone.")
 
 
 def agree(a: Any, b: Any) -> bool:
@@ -185,6 +191,7 @@ def main() -> None:
             + "\n"
         )
         rows = [row for part in PARTS for row in whole_process(running, part, args.runs)]
+        print()
         print(table("whole process", "suite", "plain", "ratio", "target", "floor", rows=rows), flush=True)
         print(running.run(HERE / "steps.py", "--runs", args.runs, *["--small"] * args.small).out, end="")
 

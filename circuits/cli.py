@@ -115,13 +115,14 @@ def _measure(part: str, sections: Callable, tables: dict[str, dict], args: argpa
         figures.check()
     out = args.out or RESULTS
     _writable(out)
-    kind, checkpoints, note = _choose(
+    kind, checkpoints = _choose(
         args.models or "auto", {kind: table["models"] for kind, table in tables.items()}
     )
     report = Report(part, published.load(part) if kind == "published" else None)
     _first_line(report)
-    if note:
-        report.say(note)
+    if kind == "mini":
+        absent = tables["published"]["models"].values()
+        report.say(f"Not the published models ({', '.join(absent)}): bundled ones stand in.")
     for checkpoint in checkpoints.values():
         _name(report, checkpoint)
     with torch.no_grad():
@@ -201,20 +202,20 @@ def _draw(report: Report, folder: Path) -> None:
         report.say(f"  {name}")
 
 
-def _choose(wanted: str, models: dict[str, dict[str, str]]) -> tuple[str, dict, str]:
-    """(kind, a checkpoint for each role, why the bundled models stand in or "")."""
+def _choose(wanted: str, models: dict[str, dict[str, str]]) -> tuple[str, dict]:
+    """("published" or "mini", a checkpoint for each role); on stderr, why the published are not to be had."""
     from circuits.models import Unavailable, checkpoint
 
-    note = ""
     if wanted != "mini":
         try:
-            return "published", {role: checkpoint(name) for role, name in models["published"].items()}, note
+            return "published", {role: checkpoint(name) for role, name in models["published"].items()}
         except Unavailable as reason:
             if wanted == "published":
                 raise
-            note = f"The published models are not to be had, so the bundled ones are measured: {reason}"
-            print(note, file=sys.stderr)
-    return "mini", {role: checkpoint(name) for role, name in models["mini"].items()}, note
+            print(
+                f"The published models are not to be had, so bundled ones stand in: {reason}", file=sys.stderr
+            )
+    return "mini", {role: checkpoint(name) for role, name in models["mini"].items()}
 
 
 def _finish(report: Report, folder: Path, pictures: bool = False) -> int:

@@ -54,7 +54,7 @@ def test_mini_2l_has_induction_heads():
 
 @pytest.mark.parametrize("name, place", [("mini-2l", 1), ("mini-1l", 995)])
 def test_where_tea_stands_after_the_tea_prompt(name, place):
-    """mini-1l was to have it among its first three, as attn-only-1l does. It does not: this is what it does."""
+    """mini-1l was to have it among its first three, and does not: this is where it has it."""
     model = load(name)
     _, logits, _ = residual.run(model, circuits_part2.TEA)
     measured = vocabulary.place(logits[-1], vocabulary.single_token(model, " tea"))
