@@ -259,7 +259,7 @@ def composition_beside_random(report, model):
     again = heads.looks_back(cache["pattern", 1], by=length - 1, start=length + 1)
     report.say(f"  attention on {ROWS} rows of {length} random tokens said twice")
     report.quantity("5.previous_token.heads", "to the previous token, heads of layer 0", before.tolist())
-    report.quantity("5.induction.heads", "to the token after its standing, layer 1", again.tolist())
+    report.quantity("5.induction.heads", "to what followed the same token, layer 1", again.tolist())
     if "K" not in scores:
         return
     writer, reader = int(before.argmax()), int(again.argmax())
