@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from circuits import Fault, figures, published
-from circuits.report import WIDTH, Report
+from circuits.report import WIDTH, Report, say
 
 TITLES = {
     "part1": "Part 1: the residual stream",
@@ -138,7 +138,8 @@ def _explore(part: str, explore: Callable, prompt: str, args: argparse.Namespace
     from circuits.explore import ask, folder
 
     prompt = prompt if args.prompt is None else args.prompt
-    vocabulary.encodable(prompt)
+    for text in (prompt, *(args.words or ())):
+        vocabulary.encodable(text)
     _writable(args.out or RESULTS)
     chosen = models.explored(args.model)
     architecture.check(chosen.config, heads=part == "part2")
@@ -163,7 +164,7 @@ def _list() -> int:
     from circuits import models
 
     for line in models.catalogue():
-        print(line)
+        say(line)
     return 0
 
 
@@ -234,7 +235,7 @@ def _exchanged(report: Report, folder: Path) -> list[str]:
     try:
         before = json.loads((folder / f"{report.part}.json").read_text(encoding="utf-8"))["models"]
         return [name for name, s in report.models.items() if before.get(name, s)["sha256"] != s["sha256"]]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return []  # no results before these, or none that can be read
 
 

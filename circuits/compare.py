@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from circuits import Fault, published
-from circuits.report import show
+from circuits.report import say, show
 
 # The role each bundled model plays, so that an id with its name finds the figure it stands for
 STANDS_FOR = {"mini-tied-1l": "gpt2", "mini-1l": "attn-only-1l", "mini-2l": "attn-only-2l"}
@@ -32,11 +32,22 @@ def load(path: Path) -> dict:
     """A results file. Raises CannotCompare where it is missing or no results file."""
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CannotCompare(f"{path}: {getattr(error, 'strerror', None) or f'not JSON ({error})'}") from error
     if not isinstance(results, dict) or {"part", "models", "quantities", "noise"} - results.keys():
         raise CannotCompare(f"{path}: not a results file (it needs part, models, quantities and noise)")
+    noise = results["noise"].values() if isinstance(results["noise"], dict) else [None]
+    numbers = all(
+        isinstance(n, dict) and _number(n.get("measured")) and _number(n.get("limit")) for n in noise
+    )
+    objects = isinstance(results["models"], dict) and isinstance(results["quantities"], dict)
+    if not (isinstance(results["part"], str) and objects and numbers):
+        raise CannotCompare(f"{path}: not a results file (models, quantities and noise do not have its form)")
     return results
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def with_published(new: dict) -> list[str]:
@@ -117,13 +128,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("new", type=Path, metavar="NEW")
     parser.add_argument("baseline", type=Path, metavar="BASELINE", nargs="?")
     args = parser.parse_args(argv)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without the token's letters
     missed = 0
     try:
         for file, base in pairs(args.new, args.baseline):
             new = load(file)
             differences = with_baseline(new, load(base)) if base else with_published(new)
             for line in differences:
-                print(f"{file}: {line}")
+                say(f"{file}: {line}")
             missed += len(differences)
     except CannotCompare as error:
         print(f"cannot compare: {error}", file=sys.stderr)

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import difflib
 import json
+import os
 import pickle
 import re
 import zipfile
@@ -128,8 +129,8 @@ def explored(name: str) -> "Checkpoint | Known":
     check_transformer_lens()
     if name in (*BUNDLED, *PUBLISHED) and name != "gpt2":  # of gpt2, `checkpoint` has the ends only
         return checkpoint(name)
-    if name.startswith((".", "/", "~")) or (name and Path(name).is_dir() and not official(name)):
-        return local(Path(name).expanduser())
+    if name.startswith((".", "/", "~")) or (name and os.path.isdir(name) and not official(name)):
+        return local(Path(os.path.expanduser(name)))
     return Known(name)
 
 
@@ -291,7 +292,7 @@ def local(folder: Path) -> Checkpoint:
     The tokenizer is that of the folder's own files, else of its subfolder `tokenizer`, else of the
     repository that the configuration names. Raises ModelError, naming what is missing.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise ModelError(f"{folder}: no such folder")
     name, config = folder.resolve().name, folder / "config.json"
     if not config.is_file():

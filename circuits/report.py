@@ -56,10 +56,7 @@ class Report:
     def say(self, text: str = "") -> None:
         """A line of the transcript; a reader who has closed the pipe does not end the run."""
         self.transcript.append(text)
-        try:
-            print(text, flush=True)
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say(text)
 
     def section(self, number: object, title: str) -> None:
         self.say()
@@ -161,6 +158,14 @@ class Report:
             text += f",\n {dump(name)}: {{\n{lines}\n }}" if entries else f",\n {dump(name)}: {{}}"
         replace(folder / f"{self.part}.json", text + "\n}\n")
         replace(folder / f"{self.part}_stdout.txt", "\n".join(self.transcript) + "\n")
+
+
+def say(text: str) -> None:
+    """Print a line; once the reader has closed the pipe, to nobody."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def dump(value: Any) -> str:

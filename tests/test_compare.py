@@ -114,3 +114,26 @@ def test_bundled_models_are_not_judged_by_the_articles(tmp_path, capsys):
     (tmp_path / "new.json").write_text(json.dumps(BASE))
     assert compare.main([str(tmp_path / "new.json")]) == 2
     assert "mini-2l" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"quantities": []},
+        {"models": None},
+        {"noise": {"a": 5}},
+        {"noise": {"a": {"measured": "x", "limit": 1}}},
+        {"part": 1},
+    ],
+)
+def test_an_edited_file_that_is_no_results_file_is_2(tmp_path, capsys, changed):
+    for name, results in (("new.json", BASE | changed), ("base.json", BASE)):
+        (tmp_path / name).write_text(json.dumps(results))
+    assert compare.main([str(tmp_path / "new.json"), str(tmp_path / "base.json")]) == 2
+    assert "not a results file" in capsys.readouterr().err
+
+
+def test_a_file_nested_too_deep_is_2(tmp_path, capsys):
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    assert compare.main([str(tmp_path / "deep.json")]) == 2
+    assert capsys.readouterr().err.startswith("cannot compare: ")

@@ -351,3 +351,15 @@ def test_faults_in_a_process(tmp_path):
     process = script("part1", tmp_path, "--model", "gpt2-small", "--prompt", "x")
     assert process.returncode == 3
     assert process.stdout == "" and "gpt2-small" in process.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("options", [["--words", "a\udcff"], ["--prompt", "a\udcff"]])
+def test_what_is_no_text_is_2(options, capsys):
+    assert run("part2", "--model", "mini-1l", *options) == 2
+    assert "is not text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser", "./" + 5000 * "a"])
+def test_a_folder_that_cannot_be_is_3(name, capsys):
+    assert run("part1", "--model", name) == 3
+    assert "no such folder" in capsys.readouterr().err
