@@ -177,6 +177,30 @@ def test_scores_are_divided_by_the_root_of_d_head_and_grow_fourfold_with_x():
     assert scores.tolist() == [[0, 0], [12, 0]]
 
 
+def test_scores_of_a_layer_with_a_divisor_of_its_own():
+    W_QK = heads.factored(READS_1, READS_2.T)
+    _, scores = heads.pattern_in_one_step(SOURCE_THEN_DESTINATION, W_QK, 4, divisor=1.0)
+    assert scores.tolist() == [[0, 0], [6, 0]]
+
+
+def test_a_token_of_a_layer_with_a_window_sees_itself_and_those_just_before():
+    """All scores zero: each of four tokens spreads its weight evenly over what it sees."""
+    nothing = heads.factored(torch.zeros(3, 1), torch.zeros(1, 3))
+    halves, thirds = (
+        torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]),
+        torch.ones(4, 4).tril(),
+    )
+    for window, seen in ((1, torch.eye(4)), (2, halves), (3, thirds.triu(-2)), (4, thirds), (None, thirds)):
+        A, _ = heads.pattern_in_one_step(torch.ones(4, 2), nothing, 1, window=window)
+        assert_close(A, seen / seen.sum(1, keepdim=True))
+
+
+def test_the_article_s_models_divide_by_the_root_and_see_everything(either, layer):
+    assert heads.score_divisor(either.model, layer) == pytest.approx(5**0.5)
+    assert heads.divides_by_root(either.model, layer)
+    assert heads.attention_window(either.model, layer) is None
+
+
 def test_the_always_one_column_holds_the_biases():
     """b_Q = 10 and b_K = 1: (0 + 10)(3 + 1), (0 + 10)(0 + 1); (2 + 10)(3 + 1), (2 + 10)(0 + 1)."""
     W_QK = heads.factored(

@@ -112,6 +112,16 @@ def test_shares_by_hand():
     assert shares == pytest.approx(by_hand, abs=1e-6)
 
 
+def test_shares_by_hand_where_the_norm_subtracts_no_mean():
+    """For "cat", 2 times dimension 1, over 0.5; and the direction that says the same."""
+    by_hand = {"token": 4, "head 1": 0, "head 2": 0.8, "b_U": 0.25}
+    scale = torch.tensor(0.5)
+    shares = residual.logit_shares(WRITTEN, scale, W_U, torch.full((4,), 0.25), 1, centred=False)
+    assert shares == pytest.approx(by_hand, abs=1e-6)
+    assert residual.logit_direction(W_U, scale, 1, centred=False).tolist() == [4, 0, 0]
+    assert_close(residual.logit_direction(W_U, scale, 1), torch.tensor([8, -4, -4]) / 3)
+
+
 @given(seeds, st.integers(1, 6), st.integers(2, 9))
 def test_shares_sum_to_the_logit(seed, n_pieces, d_model):
     written = randn(n_pieces, d_model, seed=seed)
@@ -157,6 +167,19 @@ def test_the_direction_of_a_logit_gives_the_same_shares(either, pos):
         shares = residual.logit_shares(written, scale, model.W_U, model.b_U, token)
         for name, x in written.items():
             assert (x @ direction).item() == pytest.approx(shares[name], abs=1e-5)
+
+
+def test_what_the_layer_norms_hand_on(either):
+    """Their input centred and divided by its size; the last one's size is what the shares are divided by."""
+    model, cache = either.model, either.cache
+    for layer in range(model.cfg.n_layers):
+        x = cache["resid_pre", layer][0]
+        normed = torch.nn.functional.layer_norm(x, x.shape[1:], eps=model.cfg.eps)
+        assert_close(residual.head_input(model, cache, layer), normed)
+    for pos in POSITIONS:
+        last = cache["resid_post", model.cfg.n_layers - 1][0, pos]
+        size = (last.var(correction=0) + model.cfg.eps).sqrt()
+        assert_close(residual.final_scale(model, cache, pos), size)
 
 
 # ---- rotating the stream -----------------------------------------------------------------------------

@@ -95,6 +95,11 @@ def test_normalised_is_layer_norm_but_for_its_biased_deviation(one_layer):
     assert_close(vocabulary.normalised(W) * (d_model / (d_model - 1)) ** 0.5, theirs, atol=1e-4, rtol=1e-4)
 
 
+def test_ordinary_tokens_are_the_article_s_where_there_are_as_many():
+    assert vocabulary.ordinary(3000).tolist() == list(range(1000, 3000))
+    assert vocabulary.ordinary(2999).tolist() == list(range(2999))
+
+
 # ---- the OV and QK circuits --------------------------------------------------------------------------
 
 
@@ -112,6 +117,14 @@ def test_ov_columns_and_qk_rows_are_those_of_the_full_tables(either, head):
     for token in range(model.cfg.d_vocab):
         assert_close(vocabulary.ov_column(x[token], W_V, W_O, model.W_U), OV[:, token], atol=2e-5, rtol=1e-5)
         assert_close(vocabulary.qk_row(x[token], W_Q, x @ W_K), QK[token], atol=2e-5, rtol=1e-5)
+
+
+def test_a_qk_row_by_hand():
+    """Scores 8, -4 and 0 of three keys: over the root of four dimensions, or over a divisor of the layer's own."""
+    x, W_Q = torch.tensor([2.0]), torch.tensor([[1.0, 0, 0, 0]])
+    keys = torch.tensor([[4.0, 1, 1, 1], [-2, 1, 1, 1], [0, 1, 1, 1]])
+    assert vocabulary.qk_row(x, W_Q, keys).tolist() == [4, -2, 0]
+    assert vocabulary.qk_row(x, W_Q, keys, 1.0).tolist() == [8, -4, 0]
 
 
 @pytest.mark.parametrize("head", range(4))
