@@ -23,7 +23,12 @@ def start(folder, *interpreter, **environment):
     """A run on the bundled models whose transcript can be read while it goes on."""
     command = [sys.executable, *interpreter, SCRIPT, "--models", "mini", "--out", str(folder)]
     return subprocess.Popen(
-        command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # As from a terminal: a test run in the background hands down an ignored Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -227,7 +227,9 @@ def test_rotated_by_hand():
     cat = torch.tensor([[1]])
     assert W_E[1].tolist() == [0, 1, 0]
     assert turned["embed.W_E"][1].tolist() == [0, 0, 1]
-    assert toy(cat)[0, 0].tolist() == [0, 0, 0, 2]
+    logits, cache = toy.run_with_cache(cat)
+    assert logits[0, 0].tolist() == [0, 0, 0, 2]
+    assert residual.final_scale(toy, cache, 0) == 1  # for it has no layer norm
     assert torch.func.functional_call(toy, turned, (cat,))[0, 0].tolist() == [0, 0, 0, 2]
 
 

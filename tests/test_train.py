@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import signal
 
 import numpy as np
 import pytest
@@ -58,8 +57,12 @@ def test_the_trained_network_is_the_one_that_transformer_lens_runs(tied):
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tiny, monkeypatch):
     unbroken, record = tiny("unbroken", 6)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train, "ship", lambda *_: signal.raise_signal(signal.SIGINT))
+        patch.setattr(train, "ship", stop)
         tiny("stopped", 6)
     checkpoint = torch.load(train.HERE / "stopped" / "mini-2l.pt", weights_only=True)
     assert checkpoint["record"]["step"] == 2

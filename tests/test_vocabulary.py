@@ -120,7 +120,7 @@ def test_ov_columns_and_qk_rows_are_those_of_the_full_tables(either, head):
 
 
 def test_a_qk_row_by_hand():
-    """Scores 8, -4 and 0 of three keys: over the root of four dimensions, or over a divisor of the layer's own."""
+    """Three keys that score 8, -4 and 0, over the root of four dimensions or over a layer's own divisor."""
     x, W_Q = torch.tensor([2.0]), torch.tensor([[1.0, 0, 0, 0]])
     keys = torch.tensor([[4.0, 1, 1, 1], [-2, 1, 1, 1], [0, 1, 1, 1]])
     assert vocabulary.qk_row(x, W_Q, keys).tolist() == [4, -2, 0]
