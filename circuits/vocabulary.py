@@ -2,9 +2,10 @@
 
 Part 1 section 4 and Part 2 section 7 of the articles; the paper's "Zero-Layer Transformers" and
 "The QK and OV circuits". The full tables are d_vocab x d_vocab and never built: one row at a time,
-or, for `own_top`, one block of the vocabulary at a time.
+or, for `own_place`, one block of the vocabulary at a time.
 """
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ def place(scores: Float[Tensor, " n"], index: int) -> int:
 def normalised(W_E: Float[Tensor, "n d_model"]) -> Float[Tensor, "n d_model"]:
     """Each embedding as layer norm hands it to a head: centred, divided by its (unbiased) deviation."""
     W_E = W_E - W_E.mean(-1, keepdim=True)
-    return W_E.div_(W_E.std(-1, keepdim=True))
+    return W_E.div_(W_E.std(-1, keepdim=True).clamp_min(torch.finfo(W_E.dtype).tiny))
 
 
 def embeddings(model: "transformer_lens.HookedTransformer") -> Float[Tensor, "d_vocab d_model"]:
@@ -97,50 +98,56 @@ def own_place(
     As in a stable sort from the highest down: of equal scores the lower index comes first.
 
     1. Go through the vocabulary in blocks. Count for each token the outputs that lead its own by more
-       than rounding can account for, and those that rounding might put above it.
-    2. Drop a token as soon as `most` outputs lead it.
+       than rounding can account for, and those that rounding might put above it. Few have any in a block:
+       only the tiles whose highest score is not clearly below the token's own are looked into.
+    2. Drop a token as soon as `most` outputs lead it. Most drop at once, so the first blocks are narrow.
     3. Where the two counts differ take the whole row again, and the outputs near its own in float64,
        one dot product at a time: equal columns come out equal, which in a matrix product they need not.
 
-    Blocks are as wide as keeps a block of scores at `SCORES` numbers (or are `block` wide): a few times
-    that, and one copy of `rows`, is all the memory it needs.
+    A block of scores is at most `TOKENS` high and `OUTPUTS` (or `block`) wide, which the processor's own
+    memory holds: a few of those, and one copy of `rows`, is all the memory it needs.
     """
-    own = (rows * columns.T[tokens]).sum(1)
+    own = (rows * columns[:, tokens.long()].T).sum(1)
     # What rounding can do to the difference of two k-term dot products
     slack = 2 * rows.shape[1] * torch.finfo(rows.dtype).eps * rows.norm(dim=1) * columns.norm(dim=0).max()
+    least, clear = own - slack, own + slack
     ahead = torch.zeros(len(rows), dtype=torch.int64)
     near = torch.zeros_like(ahead)
-    alive, start = torch.arange(len(rows)), 0
+    alive, start, width = torch.arange(len(rows)), 0, block or TILE
     while start < columns.shape[1] and len(alive):
-        width = block or max(1, SCORES // len(alive))
-        scores = rows[alive] @ columns[:, start : start + width]
-        at = tokens[alive] - start
-        inside = (at >= 0) & (at < scores.shape[1])
-        scores[inside, at[inside]] = -torch.inf
-        least, best = own[alive] - slack[alive], scores.amax(1)
-        rivalled = best >= least  # few are, once the clear cases are dropped
-        those, scores = alive[rivalled], scores[rivalled]
-        leads = (scores > (own + slack)[those, None]).sum(1)
-        ahead[those] += leads
-        near[those] += (scores >= least[rivalled, None]).sum(1) - leads
-        alive = alive[ahead[alive] < most]
-        start += width
+        here, left = columns[:, start : start + width], []
+        for some in alive.split(TOKENS):
+            scores, at = rows[some] @ here, tokens[some] - start
+            inside = (at >= 0) & (at < here.shape[1])
+            scores[inside, at[inside].long()] = -torch.inf
+            tiles = scores.unflatten(1, (-1, math.gcd(here.shape[1], TILE)))
+            i, tile = (tiles.amax(2) >= least[some, None]).nonzero(as_tuple=True)
+            rivals, those = tiles[i, tile], some[i]
+            leads = (rivals > clear[those, None]).sum(1)
+            ahead.index_add_(0, those, leads)
+            near.index_add_(0, those, (rivals >= least[those, None]).sum(1) - leads)
+            left.append(some[ahead[some] < most])
+        alive = torch.cat(left)
+        start, width = start + width, block or min(2 * width, OUTPUTS)
     undecided = alive[near[alive] > 0]
-    for some in undecided.split(max(1, SCORES // columns.shape[1])) if len(undecided) else ():
+    for some in undecided.split(max(1, TOKENS * OUTPUTS // columns.shape[1])) if len(undecided) else ():
         scores, token, x = rows[some] @ columns, tokens[some].long(), rows[some].double()
-        leads = scores > (own + slack)[some, None]
-        i, j = ((scores >= (own - slack)[some, None]) & ~leads).nonzero(as_tuple=True)
-        parts = zip(*(index.split(max(1, SCORES // rows.shape[1])) for index in (i, j)), strict=True)
+        leads = scores > clear[some, None]
+        i, j = ((scores >= least[some, None]) & ~leads).nonzero(as_tuple=True)
+        parts = zip(
+            *(index.split(max(1, TOKENS * OUTPUTS // rows.shape[1])) for index in (i, j)), strict=True
+        )
         exact = torch.cat([(x[a] * columns.T[b]).contiguous().sum(1) for a, b in parts])
         mine = torch.empty(len(some), dtype=exact.dtype)
         itself = j == token[i]
         mine[i[itself]] = exact[itself]
         before = (exact > mine[i]) | ((exact == mine[i]) & (j < token[i]))
         ahead[some] = leads.sum(1).index_add(0, i, before.long())
+    ahead[~slack.isfinite()] = most  # what is no number, or has one among its rivals, has no place
     return ahead.clamp_max(most) + 1
 
 
-SCORES = 2**21  # a block of scores: 8 MB of float32
+TOKENS, OUTPUTS, TILE = 1024, 1024, 64  # a block of scores: 4 MB of float32
 
 
 def own_top(

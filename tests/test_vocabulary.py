@@ -2,6 +2,7 @@
 
 import copy
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -74,6 +75,11 @@ def test_normalised_by_hand():
         [-1, 0, 1],
         [-1, 0, 1],
     ]
+
+
+def test_normalised_of_a_constant_embedding_is_zero():
+    """A padding token's row, which layer norm cannot scale: not 0 / 0."""
+    assert vocabulary.normalised(torch.tensor([[0.0, 0, 0], [7, 7, 7]])).tolist() == [[0, 0, 0]] * 2
 
 
 @given(seeds, st.integers(2, 9))
@@ -336,9 +342,17 @@ def test_own_place_by_hand(block):
     assert [p.tolist() for p in places] == [[2, 1, 2, 2, 2, 2], [4, 1, 2, 4, 3, 4], [5, 1, 2, 6, 3, 4]]
 
 
+@given(with_ties(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 6))
+def test_own_place_whatever_the_sizes_of_its_blocks(case, most, height, width, tile):
+    rows, columns, tokens = case
+    with patch.multiple(vocabulary, TOKENS=height, OUTPUTS=width, TILE=tile):
+        assert vocabulary.own_place(*case, most).tolist() == ranked(rows, columns, tokens, most)
+
+
 def test_own_place_keeps_its_blocks_small(monkeypatch):
-    """Narrow while all tokens are there, wider as they drop, and never more scores than it may hold."""
-    monkeypatch.setattr(vocabulary, "SCORES", 100)
+    """Narrow at first, when most tokens drop; and never more scores than a block may hold."""
+    for name, size in (("TOKENS", 8), ("OUTPUTS", 16), ("TILE", 4)):
+        monkeypatch.setattr(vocabulary, name, size)
     columns = torch.eye(60)
     columns[0, 1] = 9  # beats every row that has the first dimension
     rows = torch.eye(60)[:20]
@@ -346,8 +360,34 @@ def test_own_place_keeps_its_blocks_small(monkeypatch):
     with Watch() as watch:
         places = vocabulary.own_place(rows, columns, torch.arange(20), 1)
     assert places.tolist() == ranked(rows, columns, torch.arange(20), 1)
-    assert all(height * width <= 100 for height, width in watch.products)
-    assert watch.products == [(20, 5), (4, 25), (4, 25), (4, 5)]
+    assert watch.products == [(8, 4), (8, 4), (4, 4), (4, 8), (4, 16), (4, 16), (4, 16)]
+
+
+def test_own_place_looks_only_into_tiles_that_hold_a_rival(monkeypatch):
+    """One of 16 tiles has one: the comparison that follows is of that tile's scores alone."""
+    monkeypatch.setattr(vocabulary, "TILE", 4)
+    rows, columns = torch.eye(64)[:8], torch.eye(64)
+    rows[:, 41] = 2
+    with Watch() as watch:
+        assert vocabulary.own_place(rows, columns, torch.arange(8), 3, 64).tolist() == [2] * 8
+    assert (8, 4) in watch.compared
+    assert (8, 64) not in watch.compared
+
+
+def test_own_place_takes_no_row_again_where_all_scores_are_apart():
+    rows = torch.eye(6) + 2 * torch.eye(6)[:1]
+    with Watch() as watch:
+        assert vocabulary.own_place(rows, torch.eye(6), torch.arange(6), 2, 3).tolist() == [1, 2, 2, 2, 2, 2]
+    assert watch.products == [(6, 3), (6, 3)]
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_own_place_of_what_is_no_number_is_none(odd):
+    """NaN compares with nothing: an output, or a token, that has one must not look unbeaten."""
+    rows = torch.eye(3)
+    rows[1, 1] = odd
+    assert vocabulary.own_place(rows, torch.eye(3), torch.arange(3), 2).tolist() == [1, 3, 1]
+    assert vocabulary.own_place(torch.eye(3), rows, torch.arange(3), 2).tolist() == [3, 3, 3]
 
 
 # ---- eigenvalues of a circuit ------------------------------------------------------------------------
@@ -389,11 +429,11 @@ def shares_memory(result, arg):
 
 
 class Watch(TorchDispatchMode):
-    """Notes, of everything computed, the largest result and the products' shapes."""
+    """Notes, of everything computed, the largest result and the shapes of products and comparisons."""
 
     def __init__(self):
         super().__init__()
-        self.largest, self.products = 0, []
+        self.largest, self.products, self.compared = 0, [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -402,6 +442,8 @@ class Watch(TorchDispatchMode):
             self.largest = max(self.largest, result.numel())
         if name == "mm":
             self.products.append(tuple(result.shape))
+        if name == "gt":
+            self.compared.append(tuple(result.shape))
         return result
 
 
