@@ -6,9 +6,12 @@ One function a section, in the article's numbering; the mathematics is called fr
 
 import sys
 
-import torch
+try:
+    import torch
 
-from circuits import architecture, cli, heads, interventions, residual, subspaces, vocabulary
+    from circuits import architecture, cli, heads, interventions, residual, subspaces, vocabulary
+except KeyboardInterrupt:  # it takes seconds
+    sys.exit(130)
 
 DURSLEY = (
     "Mr and Mrs Dursley, of number four, Privet Drive, were proud to say that they were perfectly normal. "
@@ -29,20 +32,20 @@ TABLES = {
 ORDINARY = torch.arange(1000, 3000)  # the article's 2,000 ordinary tokens
 SEED = 0
 SAMPLES = 300  # random pairs behind every baseline
-TWICE, ROWS = 100, 4  # random tokens that are said twice, and in how many rows
+TWICE, ROWS = 100, 16  # random tokens that are said twice, and in how many rows
 
 
 def sections(report, table, checkpoints):
     two, one, tied = (checkpoints[role] for role in ("two_layers", "one_layer", "tied"))
-    model, unfolded = two.model(), two.model(folded=False)
+    model = two.model()
     section_1_sizes(report, model)
-    section_2_folding(report, model, unfolded, table["prompt"])
+    section_2_folding(report, model, two.model(folded=False), table["prompt"])
     section_3_residual_stream(report, model, table["prompt"])
-    one_layer = one.model()
-    section_4_direct_path(report, one_layer, one.name, tied, table["words"])
+    section_4_direct_path(report, one.model(), one.name, tied, table["words"])
     section_5_virtual_weights(report, model)
     section_6_bandwidth(report, two, tied)
-    section_7_rotation(report, one_layer, table["prompt"])
+    del model  # the next needs the memory
+    section_7_rotation(report, one.model(), table["prompt"])
 
 
 def explore(report, model, asked):
@@ -79,8 +82,12 @@ def section_2_folding(report, model, unfolded, prompt):
     if unfolded is None:
         report.say("  there is one form of this model only, so there are no two to compare")
         return
-    change = (model(tokens[None]).log_softmax(-1) - unfolded(tokens[None]).log_softmax(-1)).abs().max()
-    size = max(residual.logit_size(form, tokens) for form in (model, unfolded))
+    log_probs, sizes = [], []
+    for form in (model, unfolded):
+        _, logits, cache = residual.run(form, prompt)
+        log_probs.append(logits.log_softmax(-1))
+        sizes.append(residual.logit_size(logits, cache, form.cfg.n_layers))
+    change, size = (log_probs[0] - log_probs[1]).abs().max(), max(sizes)
     report.small("2.max_log_prob_change", "largest change in a log-probability", change.item(), 7.8e-4, size)
 
 
@@ -180,7 +187,8 @@ def section_4_direct_path(report, model, name, tied, words):
     if tied is None:
         return
     ends = tied.folded()
-    share = vocabulary.own_top_share(ends["embed.W_E"][ORDINARY], ends["unembed.W_U"], ORDINARY)
+    rows = ends.pop("embed.W_E")[ORDINARY]
+    share = vocabulary.own_top_share(rows, ends["unembed.W_U"], ORDINARY)
     report.quantity(f"4.own_top_share.{tied.name}", f"  {tied.name}, W_U tied to W_E", share)
 
 
@@ -241,6 +249,7 @@ def composition_beside_random(report, model):
         deviations[kind] = (score - random.mean()) / random.std()
         report.quantity(f"{id}.random.mean", f"{label}: random mean", random.mean().item())
         report.quantity(f"{id}.random.deviation", "  standard deviation", random.std().item())
+        report.quantity(f"{id}.mean", f"  mean of these {score.numel()} pairs", score.mean().item())
         best = score.flatten().topk(min(5, score.numel()))
         named = [f"0.{i // len(score.T)} → 1.{i % len(score.T)}" for i in best.indices.tolist()]
         report.quantity(f"{id}.largest.pairs", "  largest: from, to", named)
@@ -299,9 +308,9 @@ def section_7_rotation(report, model, prompt):
     )
     change = (turned["embed.W_E"] - model.W_E).abs().mean()
     report.quantity("7.mean_W_E_change", "mean |change| of a number of W_E", change.item())
-    tokens = vocabulary.tokens(model, prompt)
-    logits = torch.func.functional_call(model, turned, (tokens[None],))
-    error, size = (logits - model(tokens[None])).abs().max().item(), residual.logit_size(model, tokens)
+    tokens, logits, cache = residual.run(model, prompt)
+    error = (torch.func.functional_call(model, turned, (tokens[None],))[0] - logits).abs().max().item()
+    size = residual.logit_size(logits, cache, model.cfg.n_layers)
     report.small("7.max_logit_change", "largest change in a logit", error, 9.6e-4, size)
 
 

@@ -6,10 +6,13 @@ One function a section, in the article's numbering; the mathematics is called fr
 
 import sys
 
-import torch
+try:
+    import torch
 
-from circuits import architecture, cli, heads, interventions, residual, subspaces, vocabulary
-from circuits.report import FLOAT64
+    from circuits import architecture, cli, heads, interventions, residual, subspaces, vocabulary
+    from circuits.report import FLOAT64
+except KeyboardInterrupt:  # it takes seconds
+    sys.exit(130)
 
 TEA = "I like green tea, so I drink green"
 COFFEE = "I like black coffee, so I drink black"  # of the same length, for its values
@@ -39,10 +42,11 @@ SAMPLES = 300  # random pairs behind a baseline
 
 
 def sections(report, table, checkpoints):
-    model, two = checkpoints["one_layer"].model(), checkpoints["two_layers"].model()
+    layers_of_two = attention_layers(checkpoints["two_layers"].model(), table["prompt"])
+    model = checkpoints["one_layer"].model()  # after the other is gone: one at a time in memory
     layer, head = map(int, table["head"].split("."))
     section_1_matrices(report, model, layer, head)
-    section_2_heads_add(report, [model, two], table["prompt"])
+    section_2_heads_add(report, attention_layers(model, table["prompt"]) + layers_of_two)
     x = section_3_one_head(
         report, model, layer, head, table["prompt"], table["answer"], table["other_prompt"]
     )
@@ -57,7 +61,7 @@ def explore(report, model, asked):
     architecture.check(model.cfg, heads=True, folded=True)
     layer, head = asked.head
     section_1_matrices(report, model, layer, head)
-    section_2_heads_add(report, [model], asked.prompt)
+    section_2_heads_add(report, attention_layers(model, asked.prompt))
     x = section_3_one_head(report, model, layer, head, asked.prompt, asked.answer)
     section_4_pattern(report, model, layer, head, asked.prompt)
     section_5_low_rank(report, model, layer, head)
@@ -86,28 +90,27 @@ def section_1_matrices(report, model, layer, head):
     report.quantity("1.score_divisor", f"scores are divided by{root} sqrt(d_head)", divisor)
 
 
-def section_2_heads_add(report, models, prompt):
+def attention_layers(model, prompt):
+    """(model, layer, result vectors z, W_O, b_O, what the layer wrote) of each layer on a prompt."""
+    _, _, cache = residual.run(model, prompt)
+    return [
+        (model.cfg.model_name, layer, cache["z", layer][0], W_O, b_O, cache["attn_out", layer][0])
+        for layer, (W_O, b_O) in enumerate(zip(model.W_O, model.b_O, strict=True))
+    ]
+
+
+def section_2_heads_add(report, layers):
     report.section(2, "Concatenate, then multiply = each head through its own slice of W_O, then add")
-    for model in models:
-        _, _, cache = residual.run(model, prompt)
-        for layer, W_O in enumerate(model.W_O):
-            id, z = f"2.{model.cfg.model_name}.{layer}", cache["z", layer][0]
-            at_once, each = heads.concatenated(z, W_O), heads.summed(z, W_O)
-            written = sum((z[:, head] @ W_O[head]).abs() for head in range(len(W_O)))
-            size = (written + model.b_O[layer].abs()).max().item()
-            error = (each + model.b_O[layer] - cache["attn_out", layer][0]).abs().max()
-            label = f"{model.cfg.model_name} layer {layer}"
-            report.quantity(
-                f"{id}.paper_shape.W_O_all", f"{label}: all of W_O", list(W_O.flatten(0, 1).T.shape)
-            )
-            report.small(
-                f"{id}.max_concat_minus_sum",
-                "  |concat - sum| max",
-                (at_once - each).abs().max().item(),
-                1.2e-5,
-                size,
-            )
-            report.small(f"{id}.max_sum_minus_model", "  |sum + b_O - model| max", error.item(), 3.5e-5, size)
+    for name, layer, z, W_O, b_O, attn_out in layers:
+        at_once, each = heads.concatenated(z, W_O), heads.summed(z, W_O)
+        written = sum((z[:, head] @ W_O[head]).abs() for head in range(len(W_O)))
+        size = (written + b_O.abs()).max().item()
+        id, shape = f"2.{name}.{layer}", list(W_O.flatten(0, 1).T.shape)
+        report.quantity(f"{id}.paper_shape.W_O_all", f"{name} layer {layer}: all of W_O", shape)
+        error = (at_once - each).abs().max().item()
+        report.small(f"{id}.max_concat_minus_sum", "  |concat - sum| max", error, 1.2e-5, size)
+        error = (each + b_O - attn_out).abs().max().item()
+        report.small(f"{id}.max_sum_minus_model", "  |sum + b_O - model| max", error, 3.5e-5, size)
 
 
 def section_3_one_head(report, model, layer, head, prompt, answer, other_prompt=None):
@@ -363,14 +366,16 @@ def whole_circuits(report, model, layer, x):
 
     of_layer = [lh for lh in residual.heads(model) if lh[0] == layer]
     circuits = [("OV", OV)] if architecture.no_single_W_QK(model.cfg) else [("OV", OV), ("QK", QK)]
-    top1, top5 = zip(*(shares(OV(lh)) for lh in of_layer), strict=True)
+    each = [(*shares(factors), vocabulary.eigenvalue_copying(*factors)) for factors in map(OV, of_layer)]
+    top1, top5, OV_copying = zip(*each, strict=True)
     report.say(f"  over the whole vocabulary, by head of layer {layer}")
     report.quantity("7.own_top_share.whole_vocabulary.heads", "  share whose top OV output is itself", top1)
     report.quantity("7.own_top5_share.whole_vocabulary.heads", "  share with itself among the top 5", top5)
     report.say("  eigenvalues of the whole circuits, Σ Re λ / Σ |λ|, by head (1: all copy)")
-    for name, circuit in circuits:
-        copying = [vocabulary.eigenvalue_copying(*circuit(lh)) for lh in of_layer]
-        report.quantity(f"7.eigenvalue_copying.{name}.heads", f"  {name}", copying)
+    report.quantity("7.eigenvalue_copying.OV.heads", "  OV", OV_copying)
+    if len(circuits) > 1:
+        QK_copying = [vocabulary.eigenvalue_copying(*QK(lh)) for lh in of_layer]
+        report.quantity("7.eigenvalue_copying.QK.heads", "  QK", QK_copying)
 
     by_share = sorted(zip(top1, of_layer, strict=True), key=lambda entry: -entry[0])
     two = sorted(lh for _, lh in by_share[:2])

@@ -13,7 +13,9 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -111,13 +113,20 @@ def run_toy(part: str, sections: Callable) -> int:
 def _measure(part: str, sections: Callable, tables: dict[str, dict], args: argparse.Namespace) -> int:
     import torch
 
+    from circuits import models
+    from circuits.hub import quietly
+
     if args.figures:
         figures.check()
     out = args.out or RESULTS
     _writable(out)
-    kind, checkpoints = _choose(
-        args.models or "auto", {kind: table["models"] for kind, table in tables.items()}
-    )
+    names = {kind: table["models"] for kind, table in tables.items()}
+    models.check_transformer_lens()
+    with quietly():
+        # To ask the hub and hash files leaves Python idle: it imports meanwhile.
+        chosen = _aside(_choose, args.models or "auto", names)
+        models.import_transformer_lens()
+        kind, checkpoints = chosen.result()
     report = Report(part, published.load(part) if kind == "published" else None)
     _first_line(report)
     if kind == "mini":
@@ -169,8 +178,8 @@ def _list() -> int:
 
 
 def _head(text: str) -> tuple[int, int]:
-    if not re.fullmatch(r"[0-9]+\.[0-9]+", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not LAYER.HEAD, such as 0.3")
+    if not re.fullmatch(r"[0-9]{1,9}\.[0-9]{1,9}", text):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not LAYER.HEAD, such as 0.3")
     layer, head = text.split(".")
     return int(layer), int(head)
 
@@ -217,6 +226,22 @@ def _choose(wanted: str, models: dict[str, dict[str, str]]) -> tuple[str, dict]:
                 f"The published models are not to be had, so bundled ones stand in: {reason}", file=sys.stderr
             )
     return "mini", {role: checkpoint(name) for role, name in models["mini"].items()}
+
+
+def _aside(work: Callable, *args: Any) -> Future:
+    """What `work` will return, from a thread that ends with the process: Ctrl-C waits for no download."""
+    import huggingface_hub.hf_api  # noqa: F401  not in both threads at once, whose imports may interlock
+
+    future = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def _finish(report: Report, folder: Path, pictures: bool = False) -> int:

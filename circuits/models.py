@@ -3,21 +3,22 @@
 The only file that knows TransformerLens' loader and the bundled weights:
 
 1. files: `hub.snapshot` brings a repository's files from the hub or its cache, each checked by its hash;
-2. tensors: `conform` takes the parameters out of a file, each checked by name, shape and value;
-3. models: `Checkpoint.model` gives them to a `HookedTransformer`, without a copy.
+2. tensors: `checked` looks once at the parameters in a file, at each one's name, shape and value;
+3. models: `Checkpoint.model` maps them again and gives them to a `HookedTransformer`, without a copy.
 """
 
 import contextlib
 import copy
 import difflib
+import gc
 import json
 import os
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,13 +58,23 @@ MINI = Path(__file__).parent / "mini"
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A model's weights as they were saved, read once for both of its forms."""
+    """A model's weights as they were saved. It holds none of them: what is not in use takes no memory."""
 
     name: str
     cfg: dict[str, Any]  # fields of a HookedTransformerConfig, normalization_type "LN"
-    state: State  # unfolded float32 parameters under TransformerLens' names
-    tokenizer: Any  # None for gpt2
+    read: Callable[[], State]  # from the file, which is memory-mapped: no copy, milliseconds
+    read_tokenizer: Callable[[], Any]  # of None for gpt2
     source: dict[str, str]  # where the weights came from, for the results
+
+    @property
+    def state(self) -> State:
+        """The unfolded float32 parameters under TransformerLens' names."""
+        return self.read()
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Its tokenizer. Raises ModelError where it cannot be read or exceeds d_vocab."""
+        return self.read_tokenizer()
 
     @property
     def config(self) -> Any:
@@ -72,21 +83,22 @@ class Checkpoint:
 
         return HookedTransformerConfig.from_dict(self.cfg | {"device": "cpu"})
 
-    @cached_property
-    def _folded(self) -> State:
+    def folded(self) -> State:
+        """The parameters with layer norm folded in (`circuits.layernorm.fold`)."""
         return fold(self.state)
 
-    def folded(self) -> State:
-        """The parameters with layer norm folded in (`circuits.layernorm.fold`), made once."""
-        return self._folded
-
     def model(self, folded: bool = True) -> "HookedTransformer":
-        """A model in evaluation mode, its parameters shared with this checkpoint and not copied.
+        """A model in evaluation mode, its parameters those of the mapped file or of the fold, not copied.
 
         Equal to TransformerLens' `from_pretrained(name)`, or unfolded to `from_pretrained_no_processing`.
         Raises ModelError for gpt2, of which only the ends are read.
         """
-        if "pos_embed.W_pos" not in self.state:
+        state = self.state
+        if folded:
+            state = fold(state)
+            # TransformerLens multiplies by W_U.T, made contiguous: laid out so, that is no copy at every run.
+            state["unembed.W_U"] = state["unembed.W_U"].T.contiguous().T
+        if "blocks.0.attn.W_O" not in state:
             raise ModelError(f"{self.name}: only its embedding and final norm are read, so there is no model")
         norm = "LNPre" if folded else "LN"
         built = {"normalization_type": norm, "dtype": torch.float32, "device": "cpu", "init_weights": False}
@@ -96,7 +108,6 @@ class Checkpoint:
             cfg = HookedTransformerConfig.from_dict(self.cfg | built)
             model = HookedTransformer(cfg, tokenizer=self.tokenizer, move_to_device=False)
         # Not strict, for the masks are TransformerLens' own: so see that every parameter arrives.
-        state = self.folded() if folded else self.state
         model.load_state_dict(state, strict=False, assign=True)
         if odd := state.keys() ^ dict(model.named_parameters()).keys():
             raise ModelError(
@@ -241,6 +252,19 @@ def check_transformer_lens() -> None:
         raise ModelError(f"{need}, found {found}: pip install 'transformer_lens>=3.9,<4'")
 
 
+def import_transformer_lens() -> None:
+    """Import it, faster: its objects stay to the end, so that to look through them for garbage is in vain."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        import transformer_lens  # noqa: F401
+
+        gc.freeze()
+    finally:
+        if enabled:
+            gc.enable()
+
+
 # ---- models -------------------------------------------------------------------------------------------
 
 
@@ -253,11 +277,17 @@ def bundled(name: str) -> Checkpoint:
         described = json.loads(config.read_text(encoding="utf-8"))
         cfg = {size: described[size] for size in SIZES}
         cfg |= {"model_name": name, "attn_only": True, "normalization_type": "LN"}
-        found = {key: tensor.float() for key, tensor in load_file(weights).items()}
-    if described.get("tied"):
-        found["unembed.W_U"] = found["embed.W_E"].T.contiguous()
+
+    def load() -> State:
+        with explained(f"{name}: the package's file cannot be read, install it again"):
+            found = {key: tensor.float() for key, tensor in load_file(weights).items()}
+        if described.get("tied"):
+            found["unembed.W_U"] = found["embed.W_E"].T.contiguous()
+        return found
+
+    read = checked(load, shapes(cfg), weights)
     source = {"weights": "bundled", "file": weights.name, "sha256": sha256(weights)}
-    return Checkpoint(name, cfg, conform(found, shapes(cfg), weights), bundled_tokenizer(), source)
+    return Checkpoint(name, cfg, read, bundled_tokenizer, source)
 
 
 def bundled_tokenizer() -> Any:
@@ -281,9 +311,9 @@ def attention_only(name: str, repository: str) -> Checkpoint:
     files = snapshot(repository, wanted)
     config, weights = files.values()
     cfg = attention_only_config(config) | {"model_name": name}
-    state = conform(torch_load(weights), shapes(cfg), weights)
+    read = checked(lambda: torch_load(weights), shapes(cfg), weights)
     source = hub_source(repository, files)
-    return Checkpoint(name, cfg, state, tokenizer(cfg["tokenizer_name"], cfg["d_vocab"]), source)
+    return Checkpoint(name, cfg, read, tokenizer(cfg["tokenizer_name"], cfg["d_vocab"]), source)
 
 
 def local(folder: Path) -> Checkpoint:
@@ -301,17 +331,18 @@ def local(folder: Path) -> Checkpoint:
     if not finals:
         raise ModelError(f"{folder}: no state dict in it whose name ends in final.pth")
     cfg = attention_only_config(config, named_tokenizer=False) | {"model_name": name}
-    state = conform(torch_load(finals[0]), shapes(cfg), finals[0])
+    read = checked(lambda: torch_load(finals[0]), shapes(cfg), finals[0])
     source = {"weights": "folder", "file": finals[0].name, "sha256": sha256(finals[0])}
     marks = ("tokenizer.json", "tokenizer_config.json")
     for place in (folder, folder / "tokenizer"):
         if any((place / mark).is_file() for mark in marks):
-            return Checkpoint(name, cfg, state, read_tokenizer(place, str(place), cfg["d_vocab"]), source)
+            of_place = partial(read_tokenizer, place, str(place), cfg["d_vocab"])
+            return Checkpoint(name, cfg, read, of_place, source)
     if not cfg.get("tokenizer_name"):
         raise ModelError(
             f"{folder}: no {marks[0]}, there or in tokenizer/, and no tokenizer_name in {config}"
         )
-    return Checkpoint(name, cfg, state, tokenizer(cfg["tokenizer_name"], cfg["d_vocab"]), source)
+    return Checkpoint(name, cfg, read, tokenizer(cfg["tokenizer_name"], cfg["d_vocab"]), source)
 
 
 def gpt2(repository: str) -> Checkpoint:
@@ -322,25 +353,29 @@ def gpt2(repository: str) -> Checkpoint:
     config, weights = files.values()
     cfg = gpt2_config(config)
     ends = {"wte.weight": "embed.W_E", "ln_f.weight": "ln_final.w", "ln_f.bias": "ln_final.b"}
-    with explained(f"{weights}: cannot be read as safetensors"), safe_open(weights, "pt") as opened:
-        stored = {key.removeprefix("transformer."): key for key in opened.keys()}  # noqa: SIM118
-        found = {ours: opened.get_tensor(stored[end]) for end, ours in ends.items() if end in stored}
-    if "embed.W_E" in found:
-        found["unembed.W_U"] = found["embed.W_E"].T
-    state = conform(found, shapes(cfg, ends_only=True), weights)
-    return Checkpoint("gpt2", cfg, state, None, hub_source(repository, files))
+
+    def load() -> State:
+        with explained(f"{weights}: cannot be read as safetensors"), safe_open(weights, "pt") as opened:
+            stored = {key.removeprefix("transformer."): key for key in opened.keys()}  # noqa: SIM118
+            found = {ours: opened.get_tensor(stored[end]) for end, ours in ends.items() if end in stored}
+        if "embed.W_E" in found:
+            found["unembed.W_U"] = found["embed.W_E"].T
+        return found
+
+    read = checked(load, shapes(cfg, ends_only=True), weights)
+    return Checkpoint("gpt2", cfg, read, lambda: None, hub_source(repository, files))
 
 
-def tokenizer(repository: str, d_vocab: int) -> Any:
-    """The tokenizer of a repository, which puts a BOS first. Raises ModelError where it exceeds d_vocab."""
+def tokenizer(repository: str, d_vocab: int) -> Callable[[], Any]:
+    """A function that reads the tokenizer of a repository, whose files are here once this returns."""
     known = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
     known += ("vocab.json", "merges.txt", "config.json")
     files = snapshot(repository, lambda names: [name for name in known if name in names] or [known[0]])
-    return read_tokenizer(next(iter(files.values())).parent, repository, d_vocab)
+    return partial(read_tokenizer_once, next(iter(files.values())).parent, repository, d_vocab)
 
 
 def read_tokenizer(folder: Path, repository: str, d_vocab: int) -> Any:
-    """`tokenizer`, of a folder that has its files."""
+    """The tokenizer of a folder, which puts a BOS first. Raises ModelError where it exceeds d_vocab."""
     with quietly(), explained(f"{repository}: cannot be read as a tokenizer"):
         from transformers import AutoTokenizer
 
@@ -350,6 +385,9 @@ def read_tokenizer(folder: Path, repository: str, d_vocab: int) -> Any:
     if len(loaded) < d_vocab:
         note(f"{repository}: {len(loaded)} tokens, fewer than the model's d_vocab of {d_vocab}")
     return loaded
+
+
+read_tokenizer_once = cache(read_tokenizer)  # the attention-only models have one between them
 
 
 # ---- configurations -----------------------------------------------------------------------------------
@@ -423,21 +461,22 @@ def shapes(cfg: dict[str, Any], ends_only: bool = False) -> dict[str, tuple[int,
     return {name: shape for name, shape in named.items() if name.startswith(ends) or not ends_only}
 
 
-def conform(found: dict[str, Any], needed: dict[str, tuple[int, ...]], file: Path) -> State:
-    """The needed parameters as float32; a missing bias is zero, as in TransformerLens' loader.
+def checked(
+    load: Callable[[], dict[str, Any]], needed: dict[str, tuple[int, ...]], file: Path
+) -> Callable[[], State]:
+    """A function that takes the needed parameters out of a file, as float32; checked once, here.
 
-    Raises ModelError, naming the file and the tensor, for a missing weight, a shape that is not the
-    configuration's, or a value that is not finite.
+    A missing bias is zero, as in TransformerLens' loader. Raises ModelError, naming the file and the tensor,
+    for a missing weight, a shape that is not the configuration's, or a value that is not finite.
     """
+    found = load()
     masks = (".attn.mask", ".attn.IGNORE")  # TransformerLens makes these itself
     if unused := [name for name in found if name not in needed and not name.endswith(masks)]:
         note(f"{file}: not used: {', '.join(unused[:8])}{', ...' * (len(unused) > 8)}")
     if kinds := {found[name].dtype for name in needed if name in found} - {torch.float32}:
         note(f"{file}: float32 made of {', '.join(sorted(map(str, kinds)))}")
-    state = {}
     for name, shape in needed.items():
-        if name not in found and name.split(".")[-1].startswith("b"):
-            state[name] = torch.zeros(shape, dtype=torch.float32)
+        if name not in found and is_bias(name):
             continue
         if name not in found:
             raise ModelError(f"{file}: no weight {name}, which the configuration says is {list(shape)}")
@@ -447,8 +486,19 @@ def conform(found: dict[str, Any], needed: dict[str, tuple[int, ...]], file: Pat
         # A sum is finite unless a value is not: one pass and no temporary.
         if not (tensor.is_floating_point() and tensor.sum(dtype=torch.float32).isfinite()):
             raise ModelError(f"{file}: {name} holds NaN, infinity or no numbers: fetch the file again")
-        state[name] = tensor.float()
-    return state
+
+    def read() -> State:
+        found = load()
+        return {
+            name: found[name].detach().float() if name in found else torch.zeros(shape, dtype=torch.float32)
+            for name, shape in needed.items()
+        }
+
+    return read
+
+
+def is_bias(name: str) -> bool:
+    return name.split(".")[-1].startswith("b")
 
 
 def torch_load(file: Path) -> dict[str, torch.Tensor]:

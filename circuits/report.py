@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from circuits import published
+from circuits import Fault, published
 
 WIDTH = 100
 DIGITS, NOISE_DIGITS = 5, 3
@@ -34,6 +34,12 @@ def rounded(value: Any, digits: int = DIGITS) -> Any:
     if isinstance(value, dict):
         return {k: rounded(v, digits) for k, v in value.items()}
     return value
+
+
+class OutOfRange(Fault):
+    """A quantity that came out as NaN or infinity."""
+
+    status = 3
 
 
 class Report:
@@ -64,8 +70,7 @@ class Report:
 
     def record(self, id: str, value: Any) -> Any:
         """Keep a quantity without printing it; returns it as kept."""
-        self._must_be_new(id)
-        self.quantities[id] = rounded(value)
+        self.quantities[id] = self._new(id, value, DIGITS)
         return self.quantities[id]
 
     def quantity(self, id: str, label: str, value: Any) -> None:
@@ -81,8 +86,7 @@ class Report:
 
         `size` is the largest float32 number that goes into it, which `any_size` scales the limit by.
         """
-        self._must_be_new(id)
-        value = rounded(value, NOISE_DIGITS)
+        value = self._new(id, value, NOISE_DIGITS)
         if self.any_size:
             limit = rounded(max(limit, ROUNDINGS * EPS * size), NOISE_DIGITS)
         self.noise[id] = {"measured": value, "limit": limit}
@@ -91,9 +95,13 @@ class Report:
         else:
             self._line(label, value, f"limit {limit:.2g}  {'holds' if value <= limit else 'FAILS'}")
 
-    def _must_be_new(self, id: str) -> None:
+    def _new(self, id: str, value: Any, digits: int) -> Any:
         if id in self.quantities or id in self.noise:
             raise ValueError(f"{id} was measured twice")
+        try:
+            return rounded(value, digits)
+        except ValueError as error:
+            raise OutOfRange(f"{id}: {error}: this model's numbers are too large for float32") from error
 
     def _beside_printed(self, figure: dict, label: str, value: Any) -> None:
         # A figure with a second reading is judged at the end, when both are known.
@@ -149,15 +157,15 @@ class Report:
         return not broken and not missed
 
     def write(self, folder: Path) -> None:
-        """Write PART.json and PART_stdout.txt into `folder`, each whole or not at all."""
+        """Write PART.json and PART_stdout.txt into `folder`, both whole or neither."""
         folder.mkdir(parents=True, exist_ok=True)
         blocks = {"models": self.models, "quantities": self.quantities, "noise": self.noise}
         text = f'{{\n "part": {dump(self.part)}'
         for name, entries in blocks.items():
             lines = ",\n".join(f"  {dump(id)}: {dump(value)}" for id, value in entries.items())
             text += f",\n {dump(name)}: {{\n{lines}\n }}" if entries else f",\n {dump(name)}: {{}}"
-        replace(folder / f"{self.part}.json", text + "\n}\n")
-        replace(folder / f"{self.part}_stdout.txt", "\n".join(self.transcript) + "\n")
+        transcript = "\n".join(self.transcript) + "\n"
+        replace({f"{self.part}.json": text + "\n}\n", f"{self.part}_stdout.txt": transcript}, folder)
 
 
 def say(text: str) -> None:
@@ -189,14 +197,18 @@ def elements(value: Any) -> list[str]:
     return [repr(value)]
 
 
-def replace(path: Path, text: str) -> None:
-    """Write a temporary file, then rename it: a run that dies leaves the last good file."""
-    handle, part = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+def replace(texts: dict[str, str], folder: Path) -> None:
+    """Write temporary files, then rename them all: a run that dies leaves the last good ones."""
+    parts = {}
     try:
-        with open(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(part, 0o644)
-        os.replace(part, path)
+        for name, text in texts.items():
+            handle, parts[name] = tempfile.mkstemp(prefix=name, dir=folder)
+            with open(handle, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+            os.chmod(parts[name], 0o644)
+        for name, part in parts.items():
+            os.replace(part, folder / name)
     except BaseException:
-        os.unlink(part)
+        for part in parts.values():
+            Path(part).unlink(missing_ok=True)
         raise

@@ -139,13 +139,14 @@ def run(
     return tokens, logits[0], cache
 
 
-def logit_size(model: "transformer_lens.HookedTransformer", tokens: Int[Tensor, " pos"]) -> float:
+def logit_size(
+    logits: Float[Tensor, "pos d_vocab"], cache: "transformer_lens.ActivationCache", n_layers: int
+) -> float:
     """The largest number whose rounding, in any layer, a logit can feel: the size of a logit's noise.
 
     The largest |logit|, times how much larger the stream once was than it is at its end (what cancels on
     the way leaves its rounding behind), times the number of layers, each of which adds its own.
     """
-    logits, cache = model.run_with_cache(tokens[None])
-    layers = range(model.cfg.n_layers)
+    layers = range(n_layers)
     norms = torch.stack([cache["resid_post", layer][0].norm(dim=-1) for layer in layers])  # [layer, pos]
-    return (logits.abs().max() * (norms.amax(0) / norms[-1]).max() * len(layers)).item()
+    return (logits.abs().max() * (norms.amax(0) / norms[-1]).max() * n_layers).item()

@@ -103,12 +103,12 @@ def random_compositions(
 ) -> tuple[Float[Tensor, " samples"], Float[Tensor, " samples"]]:
     """(`composition_scores`, `composition` of W_O and a reader) of heads whose matrices are all random.
 
-    One baseline for V, K and Q: their matrices are of the same shapes. Numbers are standard normal, made
-    in float64. For heads of a folded model `d_model` is the dimensions that layer norm leaves.
+    One baseline for V, K and Q: their matrices are of the same shapes. Numbers are standard normal. For
+    heads of a folded model `d_model` is the dimensions that layer norm leaves.
     """
     whole, factors = [], []
     for _ in range(samples):
-        random = torch.randn(4, 1, d_model, d_head, generator=generator, dtype=torch.float64).float()
+        random = torch.randn(4, 1, d_model, d_head, generator=generator)
         W_V, W_O, reads, other = random[0], random[1].mT, random[2], random[3]
         whole.append(composition_scores(W_V, W_O, reads, other))
         factors.append(composition(W_O, reads))
@@ -118,16 +118,13 @@ def random_compositions(
 def random_overlaps(
     dimensions: int, k: int, samples: int, generator: torch.Generator
 ) -> Float[Tensor, " samples"]:
-    """`overlap` of random pairs of k-dimensional subspaces of a space of so many dimensions (float64).
+    """`overlap` of random pairs of k-dimensional subspaces of a space of so many dimensions.
 
     All directions are alike, so the first subspace of each pair may be that of the first k axes.
     """
-    axes = torch.eye(dimensions, k, dtype=torch.float64)
-    bases = (
-        torch.linalg.qr(torch.randn(dimensions, k, generator=generator, dtype=torch.float64)).Q
-        for _ in range(samples)
-    )
-    return torch.tensor([overlap(axes, basis) for basis in bases], dtype=torch.float64)
+    axes = torch.eye(dimensions, k)
+    bases = (torch.linalg.qr(torch.randn(dimensions, k, generator=generator)).Q for _ in range(samples))
+    return torch.tensor([overlap(axes, basis) for basis in bases])
 
 
 def nearly_equal(S: Float[Tensor, " k"], gap: float = 0.01) -> list[list[int]]:

@@ -1,5 +1,6 @@
 """The loader: bundled weights, published ones from a stand-in hub and its cache, and every fault we know."""
 
+import dataclasses
 import functools
 import io
 import json
@@ -156,15 +157,14 @@ def test_the_bundled_tokenizer_puts_exactly_one_bos_first(offline):
     assert model.to_tokens(["a", "b c d"]).shape == (2, 4)  # the shorter is padded
 
 
-def test_parameters_are_shared_and_folded_once():
+def test_a_model_has_the_parameters_that_were_read_and_no_copy_of_them():
     loaded = checkpoint("mini-1l")
-    assert loaded.folded() is loaded.folded()
-    model, again = loaded.model(), loaded.model()
+    model = loaded.model()
     assert not model.training and model.cfg.normalization_type == "LNPre"
-    assert model.W_E.data_ptr() == again.W_E.data_ptr() == loaded.folded()["embed.W_E"].data_ptr()
-    unfolded = loaded.model(folded=False)
+    state = loaded.state
+    unfolded = dataclasses.replace(loaded, read=lambda: state).model(folded=False)
     assert unfolded.cfg.normalization_type == "LN"
-    assert unfolded.W_E.data_ptr() == loaded.state["embed.W_E"].data_ptr()
+    assert unfolded.W_E.data_ptr() == state["embed.W_E"].data_ptr()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -314,9 +314,10 @@ def test_a_repository_that_changes_while_it_is_fetched(serve, monkeypatch):
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists what is mapped")
 def test_weights_are_mapped_and_not_read_into_memory(serve, home):
     serve(repositories())
-    loaded = checkpoint("attn-only-1l")
-    maps = Path("/proc/self/maps").read_text()
-    assert loaded.state and str(cached(home, ONE, "model_final.pth")) in maps
+    loaded, file = checkpoint("attn-only-1l"), str(cached(home, ONE, "model_final.pth"))
+    assert file not in Path("/proc/self/maps").read_text()  # none are held
+    state = loaded.state
+    assert state and file in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize("prefix", ["", "transformer."])
@@ -714,10 +715,11 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(serve, capfd):
     repos = repositories()
     repos[TOKENIZER] = tokenizer_repo((), 301)
     hub = serve(repos)
+    loaded = checkpoint("attn-only-1l")
     with pytest.raises(ModelError, match=rf"{TOKENIZER}: 301 tokens, more than the model's d_vocab of 300"):
-        checkpoint("attn-only-1l")
+        loaded.model()
     hub.repositories[TOKENIZER] = tokenizer_repo((), 299)
-    checkpoint("attn-only-1l")
+    checkpoint("attn-only-1l").model()
     assert "299 tokens, fewer than the model's d_vocab of 300" in capfd.readouterr().err
 
 
@@ -726,7 +728,7 @@ def test_a_tokenizer_that_cannot_be_read(serve):
     repos[TOKENIZER]["tokenizer.json"] = b"{}"
     serve(repos)
     with pytest.raises(ModelError, match=rf"{TOKENIZER}: cannot be read as a tokenizer") as raised:
-        checkpoint("attn-only-1l")
+        checkpoint("attn-only-1l").model()
     assert len(one_line(raised))
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from circuits import report as module
-from circuits.report import DIGITS, WIDTH, Report, rounded
+from circuits.report import DIGITS, WIDTH, OutOfRange, Report, rounded
 
 ROOT = Path(__file__).parent.parent
 NAN, INF = math.nan, math.inf
@@ -60,12 +60,13 @@ def test_rounding_moves_a_number_by_half_a_unit_of_its_last_digit_and_once(x):
 @pytest.mark.parametrize("bad", [NAN, INF, -INF, [1.0, NAN], {"a": [INF]}], ids=str)
 def test_what_is_not_a_number_is_refused_and_nothing_is_said_or_kept(bad, capsys):
     report = Report("part1")
-    with pytest.raises(ValueError, match="not a number"):
+    with pytest.raises(OutOfRange, match="3.logit: .*not a number") as raised:
         report.quantity("3.logit", "logit", bad)
-    with pytest.raises(ValueError, match="not a number"):
+    assert raised.value.status == 3
+    with pytest.raises(OutOfRange, match="not a number"):
         report.record("3.error", bad)
     if isinstance(bad, float):
-        with pytest.raises(ValueError, match="not a number"):
+        with pytest.raises(OutOfRange, match="not a number"):
             report.small("3.error", "error", bad, 1e-6)
     assert (report.quantities, report.noise, report.transcript) == ({}, {}, [])
     assert capsys.readouterr().out == ""

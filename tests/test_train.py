@@ -45,7 +45,7 @@ def test_the_trained_network_is_the_one_that_transformer_lens_runs(tied):
             weight += 0.1 * torch.randn(weight.shape, generator=generator)
     cfg = {k: v for k, v in cfg.items() if k != "tied"}
     cfg |= {"model_name": "tiny", "attn_only": True, "normalization_type": "LN"}
-    model = models.Checkpoint("tiny", cfg, network.state(), None, {}).model(folded=False)
+    model = models.Checkpoint("tiny", cfg, network.state, lambda: None, {}).model(folded=False)
     tokens = torch.randint(TINY["d_vocab"], (3, 20), generator=generator)
     with torch.no_grad():
         logits = network(tokens) @ network.W_U() + network["unembed.b_U"]
