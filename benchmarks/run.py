@@ -5,10 +5,11 @@
 
 1. standins.py makes random stand-ins of the published models and serves them on 127.0.0.1; a temporary
    cache (HF_HOME) is filled by one run of each script, which is not measured.
-2. Whole processes, cold Python and warm cache, in turn: `circuits_partN.py --models published` (the suite),
-   `plain_partN.py` (the plain way: TransformerLens' ordinary calls), and the floor, which imports torch and
-   TransformerLens and reads the weight files once. Memory is the peak resident set, mapped files included.
-   The figures that the two print must agree.
+2. Whole processes, cold Python and warm cache, in turn: `circuits_partN.py --models published` (the suite,
+   all of it), the same for the articles' figures alone (printed.py), `plain_partN.py` (the plain way to
+   those: TransformerLens' ordinary calls), and the floor, which imports torch and TransformerLens and reads
+   the weight files once. Memory is the peak resident set, mapped files included. The figures that the suite
+   and the plain way print must agree. A ratio is one to the plain way of the same turn.
 3. steps.py: each heavy step alone, and how the cost of one grows with its sizes.
 
 Not measured: a network (the hub is on this machine, and answers at once; the number of questions to it
@@ -100,6 +101,10 @@ class Bench:
         command = (ROOT / f"circuits_{part}.py", "--models", "published", "--out", self.folder)
         return self.run(*command, expected=(0, 1))  # 1: random weights miss the figures of the trained
 
+    def printed(self, part: str) -> Run:
+        command = (HERE / "printed.py", part, "--models", "published", "--out", self.folder / "printed")
+        return self.run(*command, expected=(0, 1))
+
     def plain(self, part: str) -> Run:
         return self.run(HERE / f"plain_{part}.py")
 
@@ -119,30 +124,31 @@ def bench(small: bool) -> Iterator[Bench]:
 
 def whole_process(bench: Bench, part: str, runs: int) -> list[list[str]]:
     """Table rows for one part, medians of `runs` in turn; says how many quantities the two ways share."""
-    bench.suite(part), bench.plain(part), bench.floor(part)  # these fill the cache
-    suite, plain, floor = [], [], []
-    for _ in range(runs):
-        suite.append(bench.suite(part))
-        plain.append(bench.plain(part))
-        floor.append(bench.floor(part))
-    check(part, json.loads((bench.folder / f"{part}.json").read_text(encoding="utf-8")), plain[-1].out)
+    ways = bench.suite, bench.printed, bench.plain, bench.floor
+    for way in ways:
+        way(part)  # the first of each fills the cache
+    turns = [[way(part) for way in ways] for _ in range(runs)]
+    plain = turns[-1][2].out
+    for folder in (bench.folder, bench.folder / "printed"):
+        check(part, json.loads((folder / f"{part}.json").read_text(encoding="utf-8")), plain)
     wall, memory = TARGETS[part]
     return [
-        row(f"{PARTS[part]}, wall time", "seconds", "{:.1f} s", suite, plain, floor, f"{wall:.2f}"),
-        row(f"{PARTS[part]}, peak memory", "megabytes", "{:,.0f} MB", suite, plain, floor, f"{memory:.2f}"),
-        row(f"{PARTS[part]}, processor time", "processor", "{:.1f} s", suite, plain, floor),
-        row(f"{PARTS[part]}, questions to the hub", "questions", "{}", suite, plain, floor),
+        row(f"{PARTS[part]}, wall time", "seconds", "{:.1f} s", turns, f"{wall:.2f}"),
+        row(f"{PARTS[part]}, peak memory", "megabytes", "{:,.0f} MB", turns, f"{memory:.2f}"),
+        row(f"{PARTS[part]}, processor time", "processor", "{:.1f} s", turns),
+        row(f"{PARTS[part]}, questions to the hub", "questions", "{}", turns),
     ]
 
 
-def row(
-    label: str, what: str, shown: str, suite: list[Run], plain: list[Run], floor: list[Run], target: str = ""
-) -> list[str]:
-    s, p, f = ([getattr(run, what) for run in runs] for runs in (suite, plain, floor))
-    ratios = [mine / theirs for mine, theirs in zip(s, p, strict=True)]
-    ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    s, p, f = (shown.format(statistics.median(of)) for of in (s, p, f))
-    return [label, s, p, ratio, target, f]
+def row(label: str, what: str, shown: str, turns: list[list[Run]], target: str = "") -> list[str]:
+    """The suite, its printed figures and the floor, each with its ratio to the plain way; then that."""
+    turns = [[getattr(run, what) for run in turn] for turn in turns]
+    shares = [[value / turn[2] for value in turn] for turn in turns]
+    suite, printed, plain, floor = (shown.format(statistics.median(of)) for of in zip(*turns, strict=True))
+    ratios = [
+        f"{statistics.median(of):.2f} ({min(of):.2f} to {max(of):.2f})" for of in zip(*shares, strict=True)
+    ]
+    return [label, plain, printed, ratios[1], target, suite, ratios[0], floor, ratios[3]]
 
 
 def check(part: str, results: dict, printed: str) -> None:
@@ -154,7 +160,7 @@ def check(part: str, results: dict, printed: str) -> None:
     if differing or not shared:
         raise RuntimeError(f"{part}: the suite and the plain way differ in {differing or 'everything'}")
     alone = len(measured.keys() - figures.keys())
-    print(f"{PARTS[part]}: {len(shared)} quantities agree; {alone} more are recorded by the suite alone.")
+    print(f"{PARTS[part]}: {len(shared)} quantities agree; {alone} more are recorded by this run alone.")
 
 
 def agree(a: Any, b: Any) -> bool:
@@ -192,7 +198,18 @@ def main() -> None:
         )
         rows = [row for part in PARTS for row in whole_process(running, part, args.runs)]
         print()
-        print(table("whole process", "suite", "plain", "ratio", "target", "floor", rows=rows), flush=True)
+        header = (
+            "whole process",
+            "plain",
+            "printed figures",
+            "ratio",
+            "target",
+            "all",
+            "ratio",
+            "floor",
+            "ratio",
+        )
+        print(table(*header, rows=rows), flush=True)
         print(running.run(HERE / "steps.py", "--runs", args.runs, *["--small"] * args.small).out, end="")
 
 

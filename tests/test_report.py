@@ -60,7 +60,7 @@ def test_rounding_moves_a_number_by_half_a_unit_of_its_last_digit_and_once(x):
 @pytest.mark.parametrize("bad", [NAN, INF, -INF, [1.0, NAN], {"a": [INF]}], ids=str)
 def test_what_is_not_a_number_is_refused_and_nothing_is_said_or_kept(bad, capsys):
     report = Report("part1")
-    with pytest.raises(OutOfRange, match="3.logit: .*not a number") as raised:
+    with pytest.raises(OutOfRange, match=r"3\.logit: .*not a number") as raised:
         report.quantity("3.logit", "logit", bad)
     assert raised.value.status == 3
     with pytest.raises(OutOfRange, match="not a number"):
