@@ -41,11 +41,12 @@ def sections(report, table, checkpoints):
     section_1_sizes(report, model)
     section_2_folding(report, model, two.model(folded=False), table["prompt"])
     section_3_residual_stream(report, model, table["prompt"])
-    section_4_direct_path(report, one.model(), one.name, tied, table["words"])
+    one_layer = one.model()
+    section_4_direct_path(report, one_layer, one.name, tied, table["words"])
     section_5_virtual_weights(report, model)
     section_6_bandwidth(report, two, tied)
     del model  # the next needs the memory
-    section_7_rotation(report, one.model(), table["prompt"])
+    section_7_rotation(report, one_layer, table["prompt"])
 
 
 def explore(report, model, asked):

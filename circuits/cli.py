@@ -131,7 +131,8 @@ def _measure(part: str, sections: Callable, tables: dict[str, dict], args: argpa
     _first_line(report)
     if kind == "mini":
         absent = tables["published"]["models"].values()
-        report.say(f"Not the published models ({', '.join(absent)}): bundled ones stand in.")
+        report.say(f"Not the published models ({', '.join(absent)}): bundled ones stand in, asked for")
+        report.say("words that are one token to them.")
     for checkpoint in checkpoints.values():
         _name(report, checkpoint)
     with torch.no_grad():

@@ -73,7 +73,8 @@ def three_steps(
 ) -> tuple[Float[Tensor, "pos d_head"], Float[Tensor, "pos d_model"]]:
     """(r, h): values, then their mix by the pattern, then the write (Part 2, section 3).
 
-    `x` is the stream as the head sees it, after layer norm; `A` is its attention pattern.
+    `x` is the stream as the head sees it, after layer norm; `A` is its attention pattern. In a folded model
+    `b_V` is zero: folding moves it into b_O.
     """
     v = x @ W_V + b_V
     r = A @ v
@@ -91,7 +92,8 @@ def pattern_in_one_step(
 
     `W_QK` is `W_QK_with_biases`: x is given the always-1 column here. Scores are divided by
     sqrt(d_head), which the paper folds into W_Q, or by another `divisor` (`score_divisor`); a score of the
-    future is -inf before the softmax, and so is one of `window` (`attention_window`) or more tokens ago.
+    future is -inf before the softmax, and so is one of `window` (`attention_window`) or more tokens ago;
+    the scores returned are all of them, the future's too.
     """
     x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
     scores = x @ W_QK.AB @ x.T / (divisor or d_head**0.5)
@@ -123,7 +125,8 @@ def reparametrised(
 ) -> tuple[Float[Tensor, "d_model d_head"], Float[Tensor, "d_head d_model"]]:
     """Other factors of the same product: (left M, M⁻¹ right) (Part 2, section 6).
 
-    W_V and W_O, or W_Q and W_Kᵀ: what lies between the two factors means nothing on its own.
+    W_V and W_O, or W_Q and W_Kᵀ: what lies between the two factors means nothing on its own. This M is the
+    transpose of the article's, whose vectors are columns.
     Raises torch.linalg.LinAlgError where M is singular.
     """
     return left @ M, torch.linalg.solve(M, right)

@@ -101,7 +101,7 @@ class Report:
         try:
             return rounded(value, digits)
         except ValueError as error:
-            raise OutOfRange(f"{id}: {error}: this model's numbers are too large for float32") from error
+            raise OutOfRange(f"{id}: {error}: the model's own numbers leave float32's range") from error
 
     def _beside_printed(self, figure: dict, label: str, value: Any) -> None:
         # A figure with a second reading is judged at the end, when both are known.

@@ -95,7 +95,7 @@ def logit_direction(
 def rotation(d_model: int, generator: torch.Generator) -> Float[Tensor, "d_model d_model"]:
     """A random orthogonal matrix, in float64, that leaves the all-ones direction where it is.
 
-    Layer norm subtracts the mean, so the all-ones direction is the one the stream's readers share.
+    Layer norm subtracts the part of the stream along it: a turn that moved it would change the outputs.
     Built as B diag(1, Q) Bᵀ: B is a basis whose first vector is all ones, Q turns all the others.
     """
     basis = torch.randn(d_model, d_model, generator=generator, dtype=torch.float64)

@@ -48,15 +48,16 @@ def column_space(W: Float[Tensor, "d_model d_head"]) -> Float[Tensor, "d_model r
 def overlap(U: Float[Tensor, "d_model k"], V: Float[Tensor, "d_model l"]) -> float:
     """‖UᵀV‖²_F / k for orthonormal U and V: the mean squared cosine of their principal angles.
 
-    1 for the same subspace, 0 at right angles, l / d_model on average for a random V.
+    1 where U's subspace lies in V's, 0 at right angles, l / d_model on average for a random V. It is the
+    share of U: where l is not k, not that of V. 0 for an empty U.
     """
-    return ((U.T @ V).square().sum() / U.shape[1]).item()
+    return ((U.T @ V).square().sum() / max(1, U.shape[1])).item()
 
 
 def virtual_weights(
     W_O: Float[Tensor, "writer d_head d_model"], W_V: Float[Tensor, "reader d_model d_head"]
 ) -> Float[Tensor, "writer reader d_head d_head"]:
-    """W_O W_V for every pair of a head that writes and a later one that reads (Part 1, section 5).
+    """[w, r] is W_O[w] W_V[r], of a head that writes and a later one that reads (Part 1, section 5).
 
     The stream drops out: what is left joins the writer's results straight to the reader's values.
     """
@@ -69,9 +70,11 @@ def composition(
     """‖W R‖ / (‖W‖ ‖R‖), Frobenius norms, for every pair: how much of what W writes R reads.
 
     Of `W_O` and a reader's `W_V` it is the size of a virtual weight made a fair score (Part 1, section 5).
+    0 for a head whose matrix is all zeros.
     """
     sizes = virtual_weights(writers, readers).norm(dim=(-2, -1))
-    return sizes / (writers.norm(dim=(-2, -1))[:, None] * readers.norm(dim=(-2, -1)))
+    largest = writers.norm(dim=(-2, -1))[:, None] * readers.norm(dim=(-2, -1))
+    return sizes / largest.clamp_min(torch.finfo(sizes.dtype).tiny)
 
 
 def compressed(

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def direct_path(
-    W_E: Float[Tensor, "d_vocab d_model"], W_U: Float[Tensor, "d_model d_out"], token: int
-) -> Float[Tensor, " d_out"]:
+    W_E: Float[Tensor, "d_vocab d_model"], W_U: Float[Tensor, "d_model d_vocab"], token: int
+) -> Float[Tensor, " d_vocab"]:
     """The row of W_E W_U for `token`: the next-token scores from the token alone (Part 1, section 4)."""
     return W_E[token] @ W_U
 
@@ -32,7 +32,11 @@ def place(scores: Float[Tensor, " n"], index: int) -> int:
 
 
 def normalised(W_E: Float[Tensor, "n d_model"]) -> Float[Tensor, "n d_model"]:
-    """Each embedding as layer norm hands it to a head: centred, divided by its (unbiased) deviation."""
+    """Each embedding as layer norm hands it to a head, but for a factor: centred, divided by its deviation.
+
+    The unbiased one, as the article has it: QK scores are (d_model - 1) / d_model of what the model's own
+    layer norm gives, OV outputs the square root of that. An embedding that is constant becomes zero.
+    """
     W_E = W_E - W_E.mean(-1, keepdim=True)
     return W_E.div_(W_E.std(-1, keepdim=True).clamp_min(torch.finfo(W_E.dtype).tiny))
 
@@ -174,10 +178,11 @@ def eigenvalue_copying(rows: Float[Tensor, "d_vocab k"], columns: Float[Tensor, 
     The paper's "Copying / primitive in-context learning" and its summary of OV eigenvalues. The table is
     d_vocab x d_vocab; its eigenvalues but for zeros are those of `columns @ rows`, k x k. Of an OV circuit
     the factors are (W_E W_V, W_O W_U), of a QK circuit (W_E W_Q, (W_E W_K)ᵀ); a sum of two circuits has
-    the factors of both side by side, and so a product of 2 x 2 blocks.
+    the factors of both side by side, and so a product of 2 x 2 blocks. 0 where every eigenvalue is.
     """
     eigenvalues = torch.linalg.eigvals(columns.double() @ rows.double())
-    return (eigenvalues.real.sum() / eigenvalues.abs().sum()).item()
+    total = eigenvalues.abs().sum()
+    return (eigenvalues.real.sum() / total).item() if total else 0.0
 
 
 def reader(model: "transformer_lens.HookedTransformer") -> Callable[[Int[Tensor, ""] | int], str]:

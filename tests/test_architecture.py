@@ -59,6 +59,28 @@ def test_every_identity_of_part_2_holds(kind, capsys):
     assert report.quantities["3.max_future_weight"] == 0
 
 
+@pytest.mark.parametrize("part", PARTS)
+def test_a_head_that_was_pruned_is_taken_apart_too(part, monkeypatch, capsys):
+    """All its matrices are zero: it overlaps, composes and copies with 0, not with 0 / 0."""
+
+    whole = make
+
+    def pruned(*args, **fields):
+        model = whole(*args, **fields)
+        for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V"):
+            getattr(model.blocks[0].attn, name)[1] = 0
+        return model
+
+    monkeypatch.setitem(globals(), "make", pruned)
+    report = explored(part, "attention only")
+    assert report.conclude(), capsys.readouterr().out
+    q = report.quantities
+    if part == "part1":
+        assert q["3.share.0.1"] == 0 and q["5.composition.V.scores.0.1"] == [0] * 4
+    else:
+        assert q["5.W_OV.rank"] == q["5.overlap.heads"][1] == q["7.eigenvalue_copying.OV.heads"][1] == 0
+
+
 def forget_mlp_bias(monkeypatch):
     whole = residual.pieces
     monkeypatch.setattr(residual, "pieces", lambda *a: {n: x for n, x in whole(*a).items() if n != "b_out.0"})

@@ -400,6 +400,7 @@ def test_eigenvalue_copying_by_hand():
     assert vocabulary.eigenvalue_copying(rows, torch.tensor([[0.0, 1, 5], [-1, 0, 7]])) == pytest.approx(0)
     assert vocabulary.eigenvalue_copying(rows, rows.T) == 1
     assert vocabulary.eigenvalue_copying(rows, -rows.T) == -1
+    assert vocabulary.eigenvalue_copying(rows, 0 * rows.T) == 0
 
 
 def test_eigenvalue_copying_is_that_of_the_full_circuit_and_of_a_sum_of_two(one_layer):
