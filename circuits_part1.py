@@ -250,7 +250,7 @@ def composition_beside_random(report, model):
         deviations[kind] = (score - random.mean()) / random.std()
         report.quantity(f"{id}.random.mean", f"{label}: random mean", random.mean().item())
         report.quantity(f"{id}.random.deviation", "  standard deviation", random.std().item())
-        report.quantity(f"{id}.mean", f"  mean of these {score.numel()} pairs", score.mean().item())
+        report.quantity(f"{id}.mean", f"  mean of the model's {score.numel()} pairs", score.mean().item())
         best = score.flatten().topk(min(5, score.numel()))
         named = [f"0.{i // len(score.T)} → 1.{i % len(score.T)}" for i in best.indices.tolist()]
         report.quantity(f"{id}.largest.pairs", "  largest: from, to", named)

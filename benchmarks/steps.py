@@ -84,6 +84,8 @@ def steps(runs: int) -> list[list[str]]:
     circuit = Circuit(vocabulary.normalised(one.W_E), one.W_V[0], one.W_O[0], one.W_U)
     seconds = medians(runs, lambda _: circuit.suite(ORDINARY), lambda _: circuit.plain(ORDINARY))
     rows.append(beside("own-top share, 2,000 tokens × 8 heads", *seconds, "0.100"))
+    seconds = medians(1, lambda _: circuit.tops(), lambda _: circuit.tops_plain())
+    rows.append(beside("own-top 1 and 5, whole vocabulary, one head that copies a third", *seconds))
     ends = models.checkpoint("gpt2").folded()
     W_E, W_U = ends["embed.W_E"][ORDINARY], ends["unembed.W_U"]
     seconds = medians(
@@ -122,6 +124,20 @@ class Circuit:
             top = (x @ W_V @ W_O @ self.W_U).argmax(-1)
             shares.append((top == tokens).float().mean().item())
         return shares
+
+    def tops(self) -> torch.Tensor:
+        """How many tokens are their own first output, and among their own first 5, for the first head."""
+        tokens = torch.arange(len(self.x))
+        places = vocabulary.own_place(self.x @ self.W_V[0], self.W_O[0] @ self.W_U, tokens, most=5)
+        return torch.stack([(places <= top).sum() for top in (1, 5)])
+
+    def tops_plain(self) -> torch.Tensor:
+        counts = torch.zeros(2, dtype=torch.int64)
+        for tokens in torch.arange(len(self.x)).split(2000):  # all of it would be 9 GB
+            top = (self.x[tokens] @ self.W_V[0] @ self.W_O[0] @ self.W_U).topk(5).indices
+            own = top == tokens[:, None]
+            counts += torch.stack([own[:, 0].sum(), own.sum()])
+        return counts
 
     def first(self, d_vocab: int) -> "Circuit":
         """The same for the first tokens of the vocabulary only."""
