@@ -6,12 +6,12 @@ One function a section, in the article's numbering; the mathematics is called fr
 
 import sys
 
-try:
+from circuits import cli
+
+with cli.importing(__name__):
     import torch
 
-    from circuits import architecture, cli, heads, interventions, residual, subspaces, vocabulary
-except KeyboardInterrupt:  # it takes seconds
-    sys.exit(130)
+    from circuits import architecture, heads, interventions, residual, subspaces, vocabulary
 
 DURSLEY = (
     "Mr and Mrs Dursley, of number four, Privet Drive, were proud to say that they were perfectly normal. "

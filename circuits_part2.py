@@ -6,13 +6,13 @@ One function a section, in the article's numbering; the mathematics is called fr
 
 import sys
 
-try:
+from circuits import cli
+
+with cli.importing(__name__):
     import torch
 
-    from circuits import architecture, cli, heads, interventions, residual, subspaces, vocabulary
+    from circuits import architecture, heads, interventions, residual, subspaces, vocabulary
     from circuits.report import FLOAT64
-except KeyboardInterrupt:  # it takes seconds
-    sys.exit(130)
 
 TEA = "I like green tea, so I drink green"
 COFFEE = "I like black coffee, so I drink black"  # of the same length, for its values

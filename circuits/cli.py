@@ -8,13 +8,14 @@ exit status:
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
@@ -265,6 +266,23 @@ def _exchanged(report: Report, folder: Path) -> list[str]:
         return []  # no results before these, or none that can be read
 
 
+@contextlib.contextmanager
+def importing(script: str) -> Iterator[None]:
+    """Ctrl-C while a script imports torch, for seconds, ends it at once.
+
+    Python's own way, an exception, becomes any other inside of compiled modules.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    ours = script == "__main__" and before is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
+
+
 def _writable(folder: Path) -> None:
     """Find out before the work, not after it. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -295,8 +313,12 @@ def _guarded(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return body(args)
-    except KeyboardInterrupt:
-        return 130
+    except (KeyboardInterrupt, SystemExit) as stop:
+        status = 130 if isinstance(stop, KeyboardInterrupt) else stop.code
+        if threading.active_count() > 1:  # one is in the middle of a download: Python's own end may crash
+            sys.stdout.flush()
+            os._exit(status)
+        return status
     except OSError as error:
         print(f"{parser.prog}: cannot write the results: {error}", file=sys.stderr)
         return 2

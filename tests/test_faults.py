@@ -55,6 +55,18 @@ def test_a_run_that_is_stopped_leaves_the_last_results(tmp_path, sent, status):
     assert list(last.parent.iterdir()) == [last]
 
 
+@pytest.mark.parametrize("seconds", [0.5, 1.5, 3])
+def test_ctrl_c_before_it_is_at_work(tmp_path, seconds):
+    """While Python imports torch, or TransformerLens beside the thread that hashes the weights."""
+    process = start(tmp_path)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate()
+    assert process.returncode == 130
+    assert b"Traceback" not in stderr
+    assert not list(tmp_path.rglob("*.json"))
+
+
 def test_a_reader_who_closes_the_pipe_does_not_stop_the_run(tmp_path):
     process = start(tmp_path)
     process.stdout.readline()
