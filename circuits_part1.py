@@ -179,6 +179,7 @@ def section_4_direct_path(report, model, name, tied, words):
     for key, word, token in vocabulary.entries(model, words):
         scores = vocabulary.direct_path(W_E, model.W_U, token)
         id = f"4.direct.{key}"
+        report.record(f"{id}.word", word)
         report.quantity(f"{id}.top5", f"after {word!r} ({name})", [text(t) for t in scores.topk(5).indices])
         report.quantity(f"{id}.own_rank", "  rank of the token itself", vocabulary.place(scores, token))
     which = f"{ordinary[0]}..{ordinary[-1]}"
@@ -277,6 +278,8 @@ def composition_beside_random(report, model):
     report.quantity(f"{id}.pair", "most of each: from, to", [f"0.{writer}", f"1.{reader}"])
     report.quantity(f"{id}.K_composition", "  their K-composition", K[writer, reader].item())
     report.quantity(f"{id}.deviations", "  deviations above random", deviations["K"][writer, reader].item())
+    above = (K[writer, reader] - K.mean()) / K.std(correction=0).clamp_min(torch.finfo(K.dtype).tiny)
+    report.quantity(f"{id}.deviations_among_pairs", "  deviations above the model's pairs", above.item())
     place = vocabulary.place(K.flatten(), writer * len(K.T) + reader)
     report.quantity(f"{id}.place", f"  its place among {K.numel()} pairs", place)
 

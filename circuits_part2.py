@@ -134,7 +134,7 @@ def section_3_one_head(report, model, layer, head, prompt, answer, other_prompt=
     report.quantity(
         "3.head_output.tokens", "its output at the last token, read with W_U", [text(t) for t in top.indices]
     )
-    report.quantity("3.head_output.logits", "  by", top.values.tolist())
+    report.quantity("3.head_output.logits", "  by, before the last layer norm", top.values.tolist())
     [(_, answer, token)] = vocabulary.entries(model, [answer])
     report.quantity("3.rank_of_answer", f"  rank of {answer!r}", vocabulary.place(output, token))
     report.quantity("3.d_vocab", "  among tokens", len(output))
@@ -193,9 +193,12 @@ def confirm_one_head(report, model, layer, head, tokens, logits, cache, other_pr
             of_tokens = said(vocabulary.as_read(model, others)) - said(x_tokens)
             label = f"its pattern kept, values of {other_prompt!r}"
             cases.append(("swapped", label, swapped, said(x_other) - said(x), of_tokens))
+            report.record("3.swapped.prompt", other_prompt)
         else:
             lengths = f"{len(others)} tokens, not {len(tokens)}"
             report.say(f"  its values are not swapped for those of {other_prompt!r}: {lengths}")
+    if layer < model.cfg.n_layers - 1:
+        report.say("  later layers read what it writes: in the model more changes than it adds to the logit")
     for id, label, r, of_stream, of_tokens in cases:
         report.say(f"  {label}: the logit of {text(answer)!r} changes by")
         report.quantity(f"3.{id}.logit_change", "  in the model", change(r))
@@ -251,7 +254,7 @@ def section_5_low_rank(report, model, layer, head):
         subspaces.overlap(subspaces.column_space(model.W_V[lh]), subspaces.column_space(model.W_O[lh].T))
         for lh in residual.heads(model)
     ]
-    report.quantity("5.overlap.heads", "  by head", overlaps)
+    report.quantity("5.overlap.heads", f"  by head, {every_head(model)}", overlaps)
     report.quantity(
         "5.overlap.random", "  two random subspaces: d_head / d_model", d_head / model.cfg.d_model
     )
@@ -327,6 +330,7 @@ def section_7_circuits(report, model, layer, head, ov_words, qk_words):
     report.quantity("7.full_circuit_shape", "each full circuit", [len(x), len(x)])
     for key, word, token in vocabulary.entries(model, ov_words):
         top, id = vocabulary.ov_column(x[token], W_V, W_O, model.W_U).topk(6), f"7.ov.{key}"
+        report.record(f"{id}.word", word)
         report.quantity(f"{id}.top6", f"OV  reading {word!r} raises", [text(t) for t in top.indices])
         report.record(f"{id}.top6.values", top.values.tolist())
     shares = [
@@ -335,7 +339,7 @@ def section_7_circuits(report, model, layer, head, ov_words, qk_words):
     ]
     which = f"{ordinary[0]}..{ordinary[-1]}"
     report.say(f"  share of tokens {which} whose top OV output is the token itself")
-    report.quantity("7.own_top_share.heads", "  by head", shares)
+    report.quantity("7.own_top_share.heads", f"  by head, {every_head(model)}", shares)
     whole_circuits(report, model, layer, x)
     if architecture.no_single_W_QK(model.cfg):
         report.say("  QK scores at distance zero, where positions change nothing")
@@ -343,11 +347,16 @@ def section_7_circuits(report, model, layer, head, ov_words, qk_words):
     for key, word, token in vocabulary.entries(model, qk_words):
         scores = vocabulary.qk_row(x[token], W_Q, keys, divisor)
         top, id = scores.topk(8), f"7.qk.{key}"
+        report.record(f"{id}.word", word)
         report.quantity(f"{id}.top8", f"QK  from {word!r} looks most for", [text(t) for t in top.indices])
         report.record(f"{id}.top8.values", top.values.tolist())
         report.quantity(f"{id}.highest", "  highest score", top.values[0].item())
         report.quantity(f"{id}.eighth", "  eighth", top.values[7].item())
         report.quantity(f"{id}.median", "  median", scores.median().item())
+
+
+def every_head(model):
+    return "{}.{} to {}.{}".format(*residual.heads(model)[0], *residual.heads(model)[-1])
 
 
 def whole_circuits(report, model, layer, x):
@@ -371,7 +380,9 @@ def whole_circuits(report, model, layer, x):
     report.say(f"  over the whole vocabulary, by head of layer {layer}")
     report.quantity("7.own_top_share.whole_vocabulary.heads", "  share whose top OV output is itself", top1)
     report.quantity("7.own_top5_share.whole_vocabulary.heads", "  share with itself among the top 5", top5)
-    report.say("  eigenvalues of the whole circuits, Σ Re λ / Σ |λ|, by head (1: all copy)")
+    report.say(
+        "  eigenvalues of the whole circuits, Σ Re λ / Σ |λ|, by head (1: all positive; in OV: all copy)"
+    )
     report.quantity("7.eigenvalue_copying.OV.heads", "  OV", OV_copying)
     if len(circuits) > 1:
         QK_copying = [vocabulary.eigenvalue_copying(*QK(lh)) for lh in of_layer]

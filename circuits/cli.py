@@ -168,7 +168,8 @@ def _explore(part: str, explore: Callable, prompt: str, args: argparse.Namespace
             report.say(f"  {special!r} in it is read as that special token, not as its letters")
         explore(report, model, asked)
     head = asked.head if part == "part2" else None
-    return _finish(report, args.out or RESULTS / "explore" / folder(chosen.name, head, prompt), args.figures)
+    name = folder(chosen.name, head, prompt, args.words)
+    return _finish(report, args.out or RESULTS / "explore" / name, args.figures)
 
 
 def _list() -> int:

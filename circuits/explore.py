@@ -56,8 +56,9 @@ def ask(
     return Asked(prompt, tuple(head), chosen, answer, unfolded)
 
 
-def folder(model: str, head: tuple[int, int] | None, prompt: str) -> str:
-    """The name of a results folder: "<model>-<head>-<short hash of the prompt>"."""
+def folder(model: str, head: tuple[int, int] | None, prompt: str, words: list[str] | None = None) -> str:
+    """The name of a results folder: "<model>-<head>-<short hash of the prompt, and of the words if any>"."""
     name = re.sub(r"[^\w.-]+", "-", model).strip(".-") or "model"
     which = [] if head is None else ["{}.{}".format(*head)]
-    return "-".join([name, *which, hashlib.sha256(prompt.encode()).hexdigest()[:8]])
+    asked = "\0".join([prompt, *(words or ())])
+    return "-".join([name, *which, hashlib.sha256(asked.encode()).hexdigest()[:8]])

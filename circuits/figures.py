@@ -14,6 +14,7 @@ from typing import Any
 from circuits import Fault
 
 WIDTH = 7  # inches
+PANELS = 12  # words in one picture
 BLUE, ORANGE, GREEN, VERMILLION, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9"
 DARK, GREY, PALE = "#333333", "#999999", "#E5E5E5"
 STYLE = {
@@ -110,18 +111,21 @@ def own_ranks(q):
     ax.hlines(places, 1, list(ranks.values()), color=PALE, linewidth=2)
     ax.scatter(list(ranks.values()), places, color=BLUE, zorder=3)
     for place, word in zip(places, words, strict=True):
-        ax.annotate(f"{ranks[word]:,}", (ranks[word], place), (8, 0), textcoords="offset points", va="center",
+        side = "right" if ranks[word] ** 2 > q["1.d_vocab"] else "left"  # of the text, away from the edge
+        ax.annotate(f"{ranks[word]:,}", (ranks[word], place), (-8 if side == "right" else 8, 0), ha=side,
+                    textcoords="offset points", va="center",
                     bbox=dict(facecolor="white", edgecolor="none", pad=1))  # fmt: skip
     first = [q[f"4.direct.{word}.top5"][0] for word in words]
-    labels = [f"{token(' ' + word)} (first: {token(top)})" for word, top in zip(words, first, strict=True)]
-    ax.set_yticks(places, labels)
+    names = word_names(q, "4.direct.", words)
+    ax.set_yticks(places, [f"{name} (first: {token(top)})" for name, top in zip(names, first, strict=True)])
     ax.set_ylim(-0.6, len(words) - 0.4)
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(lambda place, _: f"{place:,.0f}")
-    ax.set_xlim(0.8, q["1.d_vocab"] * 3)
+    ax.set_xlim(0.8, q["1.d_vocab"] * 1.3)
     ax.axvline(q["1.d_vocab"], color=DARK, linewidth=0.8, linestyle=":")
     ax.grid(axis="x")
-    ax.set_xlabel(f"place of the token itself, 1 is the highest score (dotted: the last, {q['1.d_vocab']:,})")
+    label = f"place of the token itself, 1 is the highest score (dotted: the last, {q['1.d_vocab']:,})"
+    fig.supxlabel(label, fontsize=9)
     return fig
 
 
@@ -134,8 +138,9 @@ def virtual_weights(q):
     mean = sum(of_matrices) / len(of_matrices)  # of ‖W_O‖ ‖W_V‖
     random, deviation = (mean * q[f"5.composition.virtual.random.{name}"] for name in ("mean", "deviation"))
     fig, ax = page(5.6, "Sizes of the virtual weights from each head of layer 0 to each of layer 1")
-    image = head_map(ax, sizes, *span(sizes, random, deviation), write=True)
-    scale_bar(fig, image, ax, "Frobenius norm of W_V W_O", "matrices as large", random, deviation)
+    image = head_map(ax, sizes, min(map(min, sizes)), max(map(max, sizes)), write=True)
+    label = f"Frobenius norm of W_V W_O (random matrices as large: {random:.2f}, deviation {deviation:.2f})"
+    fig.colorbar(image, ax=ax, location="bottom", aspect=40, shrink=0.7, label=label)
     return fig
 
 
@@ -174,6 +179,9 @@ def pattern(q):
             for src, weight in enumerate(row[: dst + 1]):
                 write_cell(ax, src, dst, f"{weight:.2f}", weight)
     ax.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
+    if len(names) > 16:  # a line each, however many
+        ax.set_xticks(range(len(names)), names, rotation=90, ha="center", rotation_mode="default")
+        ax.tick_params(labelsize=max(3, 9 * 22 / max(22, len(names))), length=2)
     ax.set_yticks(range(len(names)), names)
     ax.set_xlabel("source token, read from")
     ax.set_ylabel("destination token, written to")
@@ -183,7 +191,8 @@ def pattern(q):
 
 def interventions(q):
     """Section 3: what the weights say a head does to the predicted token, and what the model does."""
-    cases = {"ablated": "head taken out", "swapped": "pattern kept,\nother values"}
+    others = token(q.get("3.swapped.prompt", ""))
+    cases = {"ablated": "head taken out", "swapped": f"pattern kept, values of\n{others}"}
     cases = {id: label for id, label in cases.items() if f"3.{id}.logit_change" in q}
     kinds = {
         "logit_change": ("in the model", DARK),
@@ -196,8 +205,12 @@ def interventions(q):
     )
     for at, id in enumerate(cases):
         for i, (kind, (_, colour)) in enumerate(kinds.items()):
-            ax.barh(-at + 0.3 - 0.2 * i, q[f"3.{id}.{kind}"], height=0.18, color=colour)
+            value, place = q[f"3.{id}.{kind}"], -at + 0.3 - 0.2 * i
+            ax.barh(place, value, height=0.18, color=colour)
+            ax.annotate(f"{value:.2g}", (value, place), (-3 if value < 0 else 3, 0), va="center", fontsize=7,
+                        ha="right" if value < 0 else "left", textcoords="offset points")  # fmt: skip
     ax.axvline(0, color=DARK, linewidth=0.8)
+    ax.margins(x=0.12)
     ax.set_yticks([-at for at in range(len(cases))], cases.values())
     ax.grid(axis="x")
     ax.set_xlabel("change of the logit")
@@ -225,7 +238,7 @@ def singular_values(q):
         ax.plot([len(S), len(S) + 1], [S[-1], after], color=BLUE, linewidth=1.6)
         ax.scatter([len(S) + 1], [after], s=14, color=BLUE, zorder=4)
         rest = f"σ{len(S) + 1} = {after:.1e}\nσ{size} = {q[f'{id}.last']:.1e}"
-        ax.annotate(rest, (len(S) + 1, after), (8, 0), textcoords="offset points", va="center")
+        ax.annotate(rest, (len(S) + 1, after), (8, 0), textcoords="offset points", va="bottom")
         ax.set_xlim(0, 1.75 * len(S))
         ax.axvline(len(S) + 0.5, color=DARK, linewidth=0.8, linestyle="--")
         ax.annotate(f"d_head = {len(S)}", (len(S) + 0.5, 1), (6, -2), xycoords=("data", "axes fraction"),
@@ -237,7 +250,8 @@ def singular_values(q):
         ax.set_xlabel("place, largest first")
     axes[0].set_ylabel("singular value")
     marks = {f"head {q['1.head']}": BLUE, "other heads": "#CCCCCC"}
-    legend(fig, marks, "within 1 % of a neighbour: no direction of its own", edge=VERMILLION,
+    near = any(q[f"5.{name}.singular_values.nearly_equal"] for name in ("W_OV", "W_QK"))
+    legend(fig, marks, near and "within 1 % of a neighbour: no direction of its own", edge=VERMILLION,
            loc="outside lower center", ncols=3)  # fmt: skip
     return fig
 
@@ -263,13 +277,16 @@ def overlaps(q):
 
 def own_tops(q):
     """Section 7: how much each head copies, by its own-top shares and by its eigenvalues."""
-    id, names = "7.two_strongest", head_names(q, len(q["5.overlap.heads"]))
-    pair = "+".join(q[f"{id}.heads"])
+    id, layer = "7.two_strongest", q["1.head"].split(".")[0]
+    names = [f"{layer}.{head}" for head in range(q["1.n_heads"])]
+    pair = "\n+ ".join(q[f"{id}.heads"])
     fig, (ax, below) = page(5, "Copying by head: own top outputs, and eigenvalues of the whole circuits", 2)
     for i, (name, colour) in enumerate((("own_top_share", BLUE), ("own_top5_share", SKY))):
         shares = [*q[f"7.{name}.whole_vocabulary.heads"], q[f"{id}.{name}.whole_vocabulary"]]
         ax.bar([at + 0.38 * (i - 0.5) for at in range(len(shares))], shares, width=0.36, color=colour)
-    for i, (name, colour) in enumerate((("OV", BLUE), ("QK", ORANGE))):
+    circuits = {"OV": BLUE, "QK": ORANGE}
+    circuits = {name: at for name, at in circuits.items() if f"7.eigenvalue_copying.{name}.heads" in q}
+    for i, (name, colour) in enumerate(circuits.items()):
         copying = [*q[f"7.eigenvalue_copying.{name}.heads"], q[f"{id}.eigenvalue_copying.{name}"]]
         below.bar([at + 0.38 * (i - 0.5) for at in range(len(copying))], copying, width=0.36, color=colour)
     for axes in (ax, below):
@@ -284,9 +301,8 @@ def own_tops(q):
     below.set_xlabel("head (right: the two that copy most, summed)")
     legend(ax, {"the top output is the token itself": BLUE, "it is among the top 5": SKY}, ncols=2,
            loc="lower right", bbox_to_anchor=(1, 1))  # fmt: skip
-    legend(
-        below, {"OV circuit": BLUE, "QK circuit": ORANGE}, ncols=2, loc="lower right", bbox_to_anchor=(1, 1)
-    )
+    labels = {f"{name} circuit": colour for name, colour in circuits.items()}
+    legend(below, labels, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
     return fig
 
 
@@ -294,7 +310,8 @@ def ov_columns(q):
     """Section 7: the highest outputs of each word's OV column."""
     title = f"OV circuit of head {q['1.head']}: the outputs that reading a token raises most"
     bars = {word: (q[f"7.ov.{word}.top6"], values) for word, values in ending(q, "7.ov.", ".top6.values")}
-    return word_bars(title, bars, "reading", "added to the logit, before the last layer norm", BLUE)
+    names = word_names(q, "7.ov.", bars)
+    return word_bars(title, bars, names, "reading", "added to the logit, before the last layer norm", BLUE)
 
 
 def qk_rows(q):
@@ -302,11 +319,15 @@ def qk_rows(q):
     title = f"QK circuit of head {q['1.head']}: the tokens that a token looks for most"
     bars = {word: (q[f"7.qk.{word}.top8"], values) for word, values in ending(q, "7.qk.", ".top8.values")}
     medians = {word: q[f"7.qk.{word}.median"] for word in bars}
-    return word_bars(title, bars, "from", "score (dashed: the row's median)", ORANGE, medians)
+    names = word_names(q, "7.qk.", bars)
+    return word_bars(title, bars, names, "from", "score (dashed: the row's median)", ORANGE, medians)
 
 
-def word_bars(title, bars, verb, unit, colour, medians=None):
-    """A panel of labelled bars for each word, all on one scale."""
+def word_bars(title, bars, words, verb, unit, colour, medians=None):
+    """A panel of labelled bars for each word, all on one scale; of many words, for the first."""
+    if len(bars) > PANELS:
+        title += f" (the first {PANELS} of {len(bars)})"
+        bars = dict(list(bars.items())[:PANELS])
     n_rows, most = -(-len(bars) // 2), max(len(names) for names, _ in bars.values())
     fig, axes = page(0.9 + n_rows * (0.55 + 0.17 * most), title, n_rows, 2, sharex=True, squeeze=False)
     for ax in axes.flat[len(bars) :]:
@@ -315,7 +336,7 @@ def word_bars(title, bars, verb, unit, colour, medians=None):
         ax.barh(range(len(values))[::-1], values, color=colour, height=0.75)
         ax.set_yticks(range(len(values))[::-1], [token(name) for name in names])
         ax.tick_params(axis="y", length=0)
-        ax.set_title(f"{verb} {token(' ' + word)}")
+        ax.set_title(f"{verb} {words[i]}")
         ax.axvline(0, color=DARK, linewidth=0.8)
         ax.grid(axis="x")
         if medians:
@@ -350,6 +371,15 @@ def ending(q, prefix, suffix):
     """(what stands between the two in the id, the value) of every quantity of such an id."""
     found = under(q, prefix).items()
     return [(id.removesuffix(suffix), value) for id, value in found if id.endswith(suffix)]
+
+
+def word_names(q, prefix, keys):
+    """The words that were asked for, in quotes; two of the same text are told apart by their ids."""
+    names = [token(q[f"{prefix}{key}.word"]) for key in keys]
+    return [
+        f"{name} #{key.rsplit('#')[-1]}" if names.count(name) > 1 else name
+        for name, key in zip(names, keys, strict=True)
+    ]
 
 
 def head_names(q, n):
@@ -396,7 +426,7 @@ def legend(where, colours, hollow=None, edge=DARK, **place):
 def span(table, random, deviation):
     """The colour scale's two ends, with the random band between them."""
     values = [value for row in table for value in row] + [random - 3 * deviation, random + 3 * deviation]
-    margin = 0.03 * (max(values) - min(values))
+    margin = 0.06 * (max(values) - min(values))
     return min(values) - margin, max(values) + margin
 
 
@@ -447,7 +477,7 @@ PICTURES = {
         "3_interventions": (interventions, ["1.head", "3.ablated.logit_change"]),
         "5_singular_values": (singular_values, ["1.head", "5.W_OV.shape", "5.W_QK.shape"]),
         "5_overlaps": (overlaps, ["1.n_heads", "5.overlap.random_pairs.mean"]),
-        "7_own_tops": (own_tops, ["1.n_heads", "5.overlap.heads", "7.two_strongest.heads"]),
+        "7_own_tops": (own_tops, ["1.head", "1.n_heads", "7.two_strongest.heads"]),
         "7_ov_columns": (ov_columns, ["1.head", "7.full_circuit_shape"]),
         "7_qk_rows": (qk_rows, ["1.head", "7.full_circuit_shape"]),
     },

@@ -1,6 +1,7 @@
 """Pictures from recorded quantities alone: which there are, that they repeat, and what they show."""
 
 import builtins
+import itertools
 import json
 import re
 import struct
@@ -26,6 +27,7 @@ def quantities(part):
         q |= {"3.ablated.probability.before": 0.9, "3.ablated.probability.after": 0.2}
         q |= {
             "1.d_vocab": 8192,
+            "4.direct.New.word": " New",
             "4.direct.New.own_rank": 33,
             "4.direct.New.top5": [" York", "a", "b", "c", "d"],
         }
@@ -56,6 +58,7 @@ def quantities(part):
         q |= {f"7.eigenvalue_copying.{name}.heads": wave, f"7.two_strongest.eigenvalue_copying.{name}": -0.5}
     for id, top in (("7.ov.tea", 6), ("7.ov.Paris", 6), ("7.qk.in", 8)):
         q |= {
+            f"{id}.word": " " + id.split(".")[-1],
             f"{id}.top{top}": [f" w{i}" for i in range(top)],
             f"{id}.top{top}.values": [2.0 - i for i in range(top)],
         }
@@ -144,6 +147,35 @@ def test_the_pattern_shows_every_weight_of_the_past_and_every_token():
     assert "‘<|BOS|>’" in shown and "‘ $x$’" in shown
 
 
+def test_copying_is_drawn_under_the_heads_of_its_layer():
+    """Also where the model has other layers, whose heads are among the overlaps; and without a QK circuit."""
+    q = quantities("part2") | {"1.head": "1.2", "5.overlap.heads": [0.1] * 16}
+    q["7.two_strongest.heads"] = ["1.1", "1.3"]
+    for id in [id for id in q if ".QK" in id]:
+        del q[id]
+    above, below = figures.own_tops(q).axes
+    for ax, bars in ((above, 18), (below, 9)):
+        assert [t.get_text() for t in ax.get_xticklabels()] == [*(f"1.{i}" for i in range(8)), "1.1\n+ 1.3"]
+        assert len(ax.patches) == bars and ax.get_xlim()[1] > 8
+
+
+def test_words_are_named_as_they_are_and_by_id_where_two_look_alike():
+    words = {"self#4": "self", "self#9": " self", "é#7": "�#7", "é#8": "�#8", "x#1": "x", "x#2": "x"}
+    q = {f"7.ov.{key}.word": word for key, word in words.items()}
+    named = figures.word_names(q, "7.ov.", list(words))
+    assert named == ["‘self’", "‘ self’", "‘�#7’", "‘�#8’", "‘x’ #1", "‘x’ #2"]
+
+
+def test_of_many_words_the_first_are_drawn():
+    q = quantities("part2")
+    for i in range(20):
+        word = {f"7.ov.w{i}.word": f"w{i}", f"7.ov.w{i}.top6": ["a"] * 6, f"7.ov.w{i}.top6.values": [1.0] * 6}
+        q |= word
+    shown = texts(figures.ov_columns(q))
+    assert any("(the first 12 of 22)" in text for text in shown)
+    assert "reading ‘w9’" in shown and "reading ‘w10’" not in shown
+
+
 def test_a_token_that_the_font_cannot_draw_is_escaped():
     assert figures.token(" tea") == "‘ tea’"
     assert figures.token("\n") == "‘\\n’"
@@ -165,6 +197,21 @@ def test_no_text_reaches_beyond_the_page(part):
         fig.draw_without_rendering()
         drawn, page = fig.get_tightbbox(), fig.get_size_inches()
         assert 0 <= drawn.x0 and drawn.x1 <= page[0] and 0 <= drawn.y0 and drawn.y1 <= page[1]
+
+
+def test_a_long_prompt_s_tokens_do_not_overlap():
+    q, n = quantities("part2"), 60
+    q |= {
+        "3.tokens": [" strength"] * n,
+        "3.pattern": [[1 / (i + 1)] * (i + 1) + [0] * (n - i - 1) for i in range(n)],
+    }
+    fig = figures.pattern(q)
+    fig.draw_without_rendering()
+    for labels, side in ((fig.axes[0].get_xticklabels(), "x"), (fig.axes[0].get_yticklabels(), "y")):
+        boxes = sorted(
+            (getattr(b, f"{side}0"), getattr(b, f"{side}1")) for b in (t.get_window_extent() for t in labels)
+        )
+        assert len(boxes) == n and all(a[1] <= b[0] for a, b in itertools.pairwise(boxes))
 
 
 def test_without_matplotlib_it_is_one_line(monkeypatch):
