@@ -1,5 +1,6 @@
 """Any head, any prompt, any model: the options as a user gives them, in this process where that can be."""
 
+import itertools
 import json
 import os
 import re
@@ -297,8 +298,9 @@ def test_ask_fills_in_and_refuses(mini):
 
 
 def test_results_folders_are_told_apart_and_safe():
-    names = {explore.folder(m, h, p) for m in ("a", "b") for h in (None, (0, 1)) for p in ("x", "y")}
-    assert len(names) == 8
+    asked = itertools.product("ab", (None, (0, 1)), "xy", (None, ["x"], [" tea", "coffee"]))
+    names = {explore.folder(*each) for each in asked}
+    assert len(names) == 24
     assert re.fullmatch(
         r"EleutherAI-pythia-70m-0\.3-[0-9a-f]{8}", explore.folder("EleutherAI/pythia-70m", (0, 3), "x")
     )
@@ -307,11 +309,19 @@ def test_results_folders_are_told_apart_and_safe():
 
 def test_the_readmes_example_runs_as_written(capsys):
     section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Any head, any prompt, any model")[1]
-    code = re.search(r"```python\n(.*?)```", section, re.S)[1]
-    assert len(code.strip().splitlines()) <= 12
-    exec(compile(code, "README.md", "exec"), {})
+    example, sections = re.findall(r"```python\n(.*?)```", section, re.S)[:2]
+    assert len(example.strip().splitlines()) <= 12
+    session = {}
+    exec(compile(example, "README.md", "exec"), session)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and all(line.startswith("[") for line in lines)
+    exec(compile(sections, "README.md", "exec"), session)
+    *transcript, last = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("== 7.") for line in transcript)
+    assert (
+        last
+        == f"{session['report'].quantities['3.largest_head']} {session['report'].noise['3.max_sum_error']}"
+    )
 
 
 # ---- in a process of their own ------------------------------------------------------------------------
