@@ -129,7 +129,8 @@ def section_3_residual_stream(report, model, prompt):
 
     layer, head = max(residual.heads(model), key=lambda lh: shares["{}.{}".format(*lh)])
     report.quantity("3.largest_head", "the head with the largest share", f"{layer}.{head}")
-    report.quantity("3.largest_head_fraction", "its fraction of the logit", shares[f"{layer}.{head}"] / logit)
+    fraction = shares[f"{layer}.{head}"] / logit if logit else 0.0
+    report.quantity("3.largest_head_fraction", "its fraction of the logit", fraction)
     seen = cache["pattern", layer][0, head, pos].topk(min(3, len(tokens)))
     report.quantity("3.largest_head_attends.positions", "positions it attends to most", seen.indices.tolist())
     report.quantity("3.largest_head_attends.tokens", "  tokens", [text(t) for t in tokens[seen.indices]])

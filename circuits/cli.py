@@ -16,12 +16,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from circuits import Fault, figures, published
+from circuits.hub import aside, explained, note, quietly
 from circuits.report import WIDTH, Report, say
 
 TITLES = {
@@ -103,10 +103,12 @@ def run_toy(part: str, sections: Callable) -> int:
     """Run the examples worked by hand, `sections(report)`; returns the exit status."""
 
     def measure(args: argparse.Namespace) -> int:
+        out = args.out or RESULTS
+        _writable(out)
         report = Report(part, published.load(part))
         report.say(f"{TITLES[part]} | numpy {version('numpy')}")
         sections(report)
-        return _finish(report, args.out or RESULTS)
+        return _finish(report, out)
 
     return _guarded(_parser(part), measure)
 
@@ -115,19 +117,20 @@ def _measure(part: str, sections: Callable, tables: dict[str, dict], args: argpa
     import torch
 
     from circuits import models
-    from circuits.hub import quietly
 
     if args.figures:
         figures.check()
     out = args.out or RESULTS
     _writable(out)
     names = {kind: table["models"] for kind, table in tables.items()}
-    models.check_transformer_lens()
     with quietly():
+        models.import_client()
         # To ask the hub and hash files leaves Python idle: it imports meanwhile.
-        chosen = _aside(_choose, args.models or "auto", names)
-        models.import_transformer_lens()
-        kind, checkpoints = chosen.result()
+        chosen = aside(_choose, args.models or "auto", names)
+        with importing(_script(part)):
+            models.import_transformer_lens()
+        with explained("the models cannot be had"):
+            kind, checkpoints = chosen.result()
     report = Report(part, published.load(part) if kind == "published" else None)
     _first_line(report)
     if kind == "mini":
@@ -152,6 +155,10 @@ def _explore(part: str, explore: Callable, prompt: str, args: argparse.Namespace
     for text in (prompt, *(args.words or ())):
         vocabulary.encodable(text)
     _writable(args.out or RESULTS)
+    with quietly():
+        models.import_client()
+        with importing(_script(part)):
+            models.import_transformer_lens()
     chosen = models.explored(args.model)
     architecture.check(chosen.config, heads=part == "part2")
     model = chosen.model()
@@ -225,26 +232,8 @@ def _choose(wanted: str, models: dict[str, dict[str, str]]) -> tuple[str, dict]:
         except Unavailable as reason:
             if wanted == "published":
                 raise
-            print(
-                f"The published models are not to be had, so bundled ones stand in: {reason}", file=sys.stderr
-            )
+            note(f"The published models are not to be had, so bundled ones stand in: {reason}")
     return "mini", {role: checkpoint(name) for role, name in models["mini"].items()}
-
-
-def _aside(work: Callable, *args: Any) -> Future:
-    """What `work` will return, from a thread that ends with the process: Ctrl-C waits for no download."""
-    import huggingface_hub.hf_api  # noqa: F401  not in both threads at once, whose imports may interlock
-
-    future = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work(*args))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 def _finish(report: Report, folder: Path, pictures: bool = False) -> int:
@@ -252,9 +241,9 @@ def _finish(report: Report, folder: Path, pictures: bool = False) -> int:
         _draw(report, folder)
     well = report.conclude()
     for name in _exchanged(report, folder):
-        print(f"{name}: not the weights that {folder / report.part}.json was measured on", file=sys.stderr)
+        note(f"{name}: not the weights that {folder / report.part}.json was measured on")
     report.write(folder)
-    print(f"wrote {folder / report.part}.json and {folder / report.part}_stdout.txt", file=sys.stderr)
+    note(f"wrote {folder / report.part}.json and {folder / report.part}_stdout.txt")
     return 0 if well else 1
 
 
@@ -269,10 +258,11 @@ def _exchanged(report: Report, folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def importing(script: str) -> Iterator[None]:
-    """Ctrl-C while a script imports torch, for seconds, ends it at once.
+    """Ctrl-C while a script imports for seconds ends it at once: as an exception it may get lost there.
 
-    Python's own way, an exception, becomes any other inside of compiled modules.
+    Threads that wait in vain leave the processor to others (before torch is there, which reads it once).
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     before = signal.getsignal(signal.SIGINT)
     ours = script == "__main__" and before is signal.default_int_handler
     if ours:
@@ -284,11 +274,24 @@ def importing(script: str) -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
+def _script(part: str) -> str:
+    """ "__main__" where the part's script is what Python was started with, and not a caller's session."""
+    return "__main__" if Path(sys.argv[0]).name == f"circuits_{part}.py" else ""
+
+
 def _writable(folder: Path) -> None:
     """Find out before the work, not after it. Raises OSError."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder")
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(f"no permission to write into {folder}")
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name is no folder's")
+    return Path(text)
 
 
 def _parser(part: str) -> argparse.ArgumentParser:
@@ -297,7 +300,7 @@ def _parser(part: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where results go (default: results, or a folder below it)"
+        "--out", type=_folder, metavar="DIR", help="where results go (default: results, or a folder below it)"
     )
     return parser
 
@@ -321,8 +324,8 @@ def _guarded(
             os._exit(status)
         return status
     except OSError as error:
-        print(f"{parser.prog}: cannot write the results: {error}", file=sys.stderr)
+        note(f"{parser.prog}: cannot write the results: {error}")
         return 2
     except Fault as fault:
-        print(f"{parser.prog}: {fault}", file=sys.stderr)
+        note(f"{parser.prog}: {fault}")
         return fault.status

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from circuits import Fault, published
+from circuits.hub import note
 from circuits.report import say, show
 
 # The role each bundled model plays, so that an id with its name finds the figure it stands for
@@ -141,8 +142,8 @@ def main(argv: list[str] | None = None) -> int:
             for line in differences:
                 say(f"{file}: {line}")
             missed += len(differences)
-    except CannotCompare as error:
-        print(f"cannot compare: {error}", file=sys.stderr)
+    except (CannotCompare, OSError, ArithmeticError, ValueError) as error:
+        note(f"cannot compare: {error}")
         return 2
     return 1 if missed else 0
 

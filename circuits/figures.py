@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from circuits import Fault
+from circuits.hub import first_line
 
 WIDTH = 7  # inches
 PANELS = 12  # words in one picture
@@ -43,9 +44,11 @@ STYLE = {
 def check() -> None:
     """Find out before the work whether pictures can be drawn. Raises Fault."""
     try:
-        import matplotlib  # noqa: F401
+        from matplotlib.figure import Figure  # noqa: F401
     except ImportError as error:
         raise Fault('--figures needs matplotlib: pip install -e ".[figures]"') from error
+    except Exception as error:  # of its settings, or broken
+        raise Fault(f"--figures needs a matplotlib that works: {first_line(error)}") from error
 
 
 def draw(part: str, measured: dict[str, Any], folder: Path) -> list[str]:
@@ -62,8 +65,12 @@ def draw(part: str, measured: dict[str, Any], folder: Path) -> list[str]:
             for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
                 file = folder / f"{part}_{name}.{kind}"
                 unfinished = file.with_suffix(f".part.{kind}")
-                fig.savefig(unfinished, metadata=metadata)
-                os.replace(unfinished, file)
+                try:
+                    fig.savefig(unfinished, metadata=metadata)
+                    os.replace(unfinished, file)
+                except BaseException:
+                    unfinished.unlink(missing_ok=True)
+                    raise
                 names.append(file.name)
     return names
 

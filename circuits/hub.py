@@ -9,9 +9,11 @@ import hashlib
 import logging
 import re
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +62,28 @@ def listing(repository: str) -> tuple[str, list[str]]:
     if failure and time.monotonic() - when < 60:
         raise failure
     try:
-        info = patiently(lambda: HfApi().model_info(repository, timeout=PATIENCE))
+        # Its own timeout is for each read, which an answer that trickles in never takes.
+        asked = aside(patiently, lambda: HfApi().model_info(repository, timeout=PATIENCE))
+        info = asked.result(timeout=2 * PATIENCE)
     except Exception as error:
         if (status(error) or 500) >= 500:
             _unreachable[constants.ENDPOINT] = time.monotonic(), error
         raise
     return info.sha, [file.rfilename for file in info.siblings or ()]
+
+
+def aside(work: Callable, *args: Any) -> Future:
+    """What `work` will return, from a thread that ends with the process: nothing need wait for it."""
+    future = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def from_cache(repository: str, wanted: Callable[[list[str]], list[str]], reason: str) -> dict[str, Path]:
@@ -187,7 +205,10 @@ def sha256(file: Path) -> str:
 
 
 def note(text: str) -> None:
-    print(text, file=sys.stderr)
+    """A line on stderr, if anybody has it open."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
 
 
 def first_line(error: BaseException) -> str:

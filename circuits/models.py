@@ -229,8 +229,8 @@ def catalogue() -> list[str]:
     lines = [f"{'':<14}layers  heads  d_model  d_head  vocabulary  context  from"]
     for name in (*BUNDLED, *PUBLISHED):
         if name in BUNDLED:
+            cfg = read_config(MINI / f"{name}.json", SIZES, SIZES)
             with explained(f"{name}: the package's file cannot be read, install it again"):
-                cfg = json.loads((MINI / f"{name}.json").read_text(encoding="utf-8"))
                 size = (MINI / f"{name}.safetensors").stat().st_size
             sizes, where = [cfg[size] for size in SIZES], f"bundled, {size / 1e6:.1f} MB"
         else:
@@ -252,12 +252,23 @@ def check_transformer_lens() -> None:
         raise ModelError(f"{need}, found {found}: pip install 'transformer_lens>=3.9,<4'")
 
 
+def import_client() -> None:
+    """Import the hub's client, which may not be imported by two threads at once. Raises ModelError."""
+    check_transformer_lens()
+    with explained("the hub's client cannot be imported, see its variables such as HF_ENDPOINT"):
+        import huggingface_hub.hf_api  # noqa: F401
+
+
 def import_transformer_lens() -> None:
-    """Import it, faster: its objects stay to the end, so that to look through them for garbage is in vain."""
+    """Import it, faster: its objects stay to the end, so that to look through them for garbage is in vain.
+
+    Raises ModelError.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
-        import transformer_lens  # noqa: F401
+        with explained("transformer_lens cannot be imported"):
+            import transformer_lens  # noqa: F401
 
         gc.freeze()
     finally:
@@ -273,10 +284,9 @@ def bundled(name: str) -> Checkpoint:
     from safetensors.torch import load_file
 
     weights, config = MINI / f"{name}.safetensors", MINI / f"{name}.json"
-    with explained(f"{name}: the package's file cannot be read, install it again"):
-        described = json.loads(config.read_text(encoding="utf-8"))
-        cfg = {size: described[size] for size in SIZES}
-        cfg |= {"model_name": name, "attn_only": True, "normalization_type": "LN"}
+    described = read_config(config, SIZES, SIZES)
+    cfg = {size: described[size] for size in SIZES}
+    cfg |= {"model_name": name, "attn_only": True, "normalization_type": "LN"}
 
     def load() -> State:
         with explained(f"{name}: the package's file cannot be read, install it again"):
@@ -291,7 +301,7 @@ def bundled(name: str) -> Checkpoint:
 
 
 def bundled_tokenizer() -> Any:
-    with quietly():
+    with quietly(), explained("the package's tokenizer.json cannot be read, install it again"):
         from transformers import PreTrainedTokenizerFast
 
         # TransformerLens asks for a name_or_path, would fetch a tokenizer without add_bos_token, and
@@ -481,10 +491,12 @@ def checked(
         if name not in found:
             raise ModelError(f"{file}: no weight {name}, which the configuration says is {list(shape)}")
         tensor = found[name].detach()
+        if tensor.layout is not torch.strided:
+            raise ModelError(f"{file}: {name} is {tensor.layout}, where a plain tensor is needed")
         if tensor.shape != shape:
             raise ModelError(f"{file}: {name} is {list(tensor.shape)}, the configuration says {list(shape)}")
         # A sum is finite unless a value is not: one pass and no temporary.
-        if not (tensor.is_floating_point() and tensor.sum(dtype=torch.float32).isfinite()):
+        if not (tensor.is_floating_point() and tensor.sum(dtype=torch.float64).isfinite()):
             raise ModelError(f"{file}: {name} holds NaN, infinity or no numbers: fetch the file again")
 
     def read() -> State:

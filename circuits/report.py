@@ -200,6 +200,9 @@ def elements(value: Any) -> list[str]:
 def replace(texts: dict[str, str], folder: Path) -> None:
     """Write temporary files, then rename them all: a run that dies leaves the last good ones."""
     parts = {}
+    for name in texts:
+        if (folder / name).is_dir():
+            raise IsADirectoryError(f"{folder / name} is a folder, where the results go")
     try:
         for name, text in texts.items():
             handle, parts[name] = tempfile.mkstemp(prefix=name, dir=folder)

@@ -5,7 +5,13 @@ package is checked by beartype (`test_a_wrong_shape_is_refused`, in each module'
 its loss). A user's own run checks nothing.
 """
 
+import os
+
 import jaxtyping
+
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # before torch is there: threads that wait leave the processor
 
 jaxtyping.install_import_hook("circuits", "beartype.beartype")
 

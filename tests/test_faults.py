@@ -67,6 +67,38 @@ def test_ctrl_c_before_it_is_at_work(tmp_path, seconds):
     assert not list(tmp_path.rglob("*.json"))
 
 
+def finished(*options, part="part2", **environment):
+    command = [sys.executable, str(ROOT / f"circuits_{part}.py"), *options]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, encoding="utf-8")
+
+
+def test_a_hub_address_that_is_none_is_one_line(tmp_path):
+    process = finished("--models", "mini", "--out", str(tmp_path), HF_ENDPOINT="http://[::1")
+    assert process.returncode == 3
+    (line,) = process.stderr.splitlines()
+    assert "HF_ENDPOINT" in line and "Invalid IPv6 URL" in line
+
+
+def test_without_a_name_or_where_a_folder_is_in_the_way_nothing_is_written(tmp_path):
+    process = finished("--out", "", part="part1_toy")
+    assert process.returncode == 2 and "an empty name is no folder" in process.stderr
+    (tmp_path / "file").touch()
+    process = finished("--out", str(tmp_path / "file"), part="part1_toy")
+    assert process.returncode == 2 and process.stderr.endswith(f"{tmp_path / 'file'} is not a folder\n")
+    (tmp_path / "part1_toy_stdout.txt").mkdir()
+    (tmp_path / "part1_toy.json").write_text("old")
+    process = finished("--out", str(tmp_path), part="part1_toy")
+    assert process.returncode == 2 and "part1_toy_stdout.txt is a folder" in process.stderr
+    assert (tmp_path / "part1_toy.json").read_text() == "old"
+
+
+def test_with_stderr_closed_stdout_is_the_transcript(tmp_path):
+    command = f'"{sys.executable}" "{ROOT / "circuits_part1_toy.py"}" --out "{tmp_path}" 2>&-'
+    process = subprocess.run(command, shell=True, stdout=subprocess.PIPE, encoding="utf-8")
+    assert process.returncode == 0
+    assert process.stdout == (tmp_path / "part1_toy_stdout.txt").read_text(encoding="utf-8")
+
+
 def test_a_reader_who_closes_the_pipe_does_not_stop_the_run(tmp_path):
     process = start(tmp_path)
     process.stdout.readline()

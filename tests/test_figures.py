@@ -227,6 +227,14 @@ def test_without_matplotlib_it_is_one_line(monkeypatch):
         figures.check()
 
 
+def test_a_matplotlib_that_does_not_work_is_one_line(monkeypatch):
+    monkeypatch.setattr(
+        builtins, "__import__", lambda *a, **k: (_ for _ in ()).throw(ValueError("Key backend"))
+    )
+    with pytest.raises(Fault, match="needs a matplotlib that works: Key backend"):
+        figures.check()
+
+
 def test_without_matplotlib_a_run_ends_before_its_work(tmp_path):
     """Status 2 and one line; nothing was measured or written."""
     (tmp_path / "matplotlib.py").write_text("raise ImportError")

@@ -1,5 +1,6 @@
 """The loader: bundled weights, published ones from a stand-in hub and its cache, and every fault we know."""
 
+import contextlib
 import dataclasses
 import functools
 import io
@@ -7,9 +8,11 @@ import json
 import logging
 import os
 import pickle
+import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -390,6 +393,33 @@ def test_a_silent_hub_costs_less_than_ten_seconds_once(serve, capfd):
     assert len(connected.requests) == 2 and hub.url != connected.url  # its greeting and one question
 
 
+def test_a_hub_whose_answer_trickles_in_is_not_waited_for(home, monkeypatch):
+    """A byte now and then: no single read is late."""
+    monkeypatch.setattr(circuits.hub, "PATIENCE", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def trickle():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    threading.Thread(target=answer, args=[connection], daemon=True).start()
+
+        def answer(connection):
+            with contextlib.suppress(OSError), connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                while True:
+                    connection.sendall(b" ")
+                    time.sleep(0.1)
+
+        threading.Thread(target=trickle, daemon=True).start()
+        connect(monkeypatch, f"http://127.0.0.1:{server.getsockname()[1]}", home)
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            checkpoint("attn-only-1l")
+        assert time.monotonic() - began < 4
+
+
 def test_a_hub_that_was_unreachable_is_asked_again_after_a_minute(serve, monkeypatch):
     hub = serve(repositories())
     circuits.hub._unreachable[hub.url] = (time.monotonic(), ConnectionError("a moment ago"))
@@ -657,6 +687,44 @@ def test_other_float_types_become_float32_and_it_is_said(serve, capfd, dtype):
     assert all(torch.equal(tensor, cast[name].float()) for name, tensor in loaded.state.items())
     (said,) = capfd.readouterr().err.splitlines()
     assert said.endswith(f"model_final.pth: float32 made of {dtype}")
+
+
+def test_large_weights_are_finite(serve):
+    """Though their sum, in float32, is not."""
+    state = torch.load(io.BytesIO(attention_only_repo(1)["model_final.pth"]), weights_only=True)
+    state["unembed.b_U"][:2] = 3e38
+    serve(repositories(tensors=state))
+    assert checkpoint("attn-only-1l").state["unembed.b_U"][0] > 2e38
+
+
+def test_a_sparse_tensor_is_refused(serve):
+    state = torch.load(io.BytesIO(attention_only_repo(1)["model_final.pth"]), weights_only=True)
+    state["embed.W_E"] = state["embed.W_E"].to_sparse()
+    serve(repositories(tensors=state))
+    with pytest.raises(ModelError, match=r"embed\.W_E is torch\.sparse_coo, where a plain tensor is needed"):
+        checkpoint("attn-only-1l")
+
+
+@pytest.mark.parametrize("content", [None, b"{}", b"{"])
+def test_a_damaged_tokenizer_of_the_package_is_named(tmp_path, monkeypatch, content):
+    shutil.copytree(MINI, tmp_path / "mini")
+    file = tmp_path / "mini" / "tokenizer.json"
+    file.unlink() if content is None else file.write_bytes(content)
+    monkeypatch.setattr(models, "MINI", tmp_path / "mini")
+    with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read, install it again") as raised:
+        checkpoint("mini-1l").model()
+    assert one_line(raised)
+
+
+@pytest.mark.parametrize("field", ["2", -1, None])
+def test_a_damaged_configuration_of_the_package_is_named(tmp_path, monkeypatch, field):
+    shutil.copytree(MINI, tmp_path / "mini")
+    file = tmp_path / "mini" / "mini-1l.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"n_layers": field}))
+    monkeypatch.setattr(models, "MINI", tmp_path / "mini")
+    for use in (lambda: checkpoint("mini-1l"), models.catalogue):
+        with pytest.raises(ModelError, match=r"mini-1l\.json: n_layers is .*, where a positive whole number"):
+            use()
 
 
 def test_torchs_old_format_loads_without_mapping(serve):
