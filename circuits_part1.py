@@ -81,7 +81,7 @@ def section_2_folding(report, model, unfolded, prompt):
     among = ", BOS among them" if model.cfg.default_prepend_bos else ""
     report.quantity("2.n_tokens", f"tokens of the prompt{among}", len(tokens))
     if unfolded is None:
-        report.say("  there is one form of this model only, so there are no two to compare")
+        report.say("  only the folded form of this model is at hand, so there is no other to compare it with")
         return
     log_probs, sizes = [], []
     for form in (model, unfolded):
@@ -170,7 +170,7 @@ def confirm_by_ablation(report, model, tokens, logits, layer, head):
         probability = scores.softmax(-1)[answer].item()
         report.quantity(f"3.ablated.probability.{word}", f"  probability {word}", probability)
     report.quantity("3.ablated.logit_fall", "  how far the logit falls", (logits[-1] - after)[answer].item())
-    report.quantity("3.ablated.place", "  its place among all tokens", vocabulary.place(after, answer))
+    report.quantity("3.ablated.place", "  its place then, among all tokens", vocabulary.place(after, answer))
 
 
 def section_4_direct_path(report, model, name, tied, words):

@@ -5,6 +5,7 @@ exit status:
   1  a printed figure, or an identity, missed its tolerance
   2  bad usage, or results that cannot be written
   3  the published models are not to be had, or a model that cannot be used or is not covered
+  130, 143  stopped by Ctrl-C, by SIGTERM
 """
 
 import argparse
