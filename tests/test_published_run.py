@@ -112,5 +112,5 @@ def test_auto_falls_back_to_the_bundled_models_and_says_so(tmp_path):
     process = run("part2", tmp_path / "out", tmp_path, "--models", "auto", HF_ENDPOINT="http://127.0.0.1:9")
     assert process.returncode == 0, process.stderr
     assert "The published models are not to be had" in process.stderr
-    assert "Not the published models (attn-only-1l, attn-only-2l): bundled ones stand in." in process.stdout
+    assert "Not the published models (attn-only-1l, attn-only-2l): bundled ones stand in," in process.stdout
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["mini"]
