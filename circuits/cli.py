@@ -261,9 +261,9 @@ def _exchanged(report: Report, folder: Path) -> list[str]:
 def importing(script: str) -> Iterator[None]:
     """Ctrl-C while a script imports for seconds ends it at once: as an exception it may get lost there.
 
-    Threads that wait in vain leave the processor to others (before torch is there, which reads it once).
+    Threads that wait for long leave the processor to others (set before torch is there, which reads it once).
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     before = signal.getsignal(signal.SIGINT)
     ours = script == "__main__" and before is signal.default_int_handler
     if ours:

@@ -180,7 +180,8 @@ def eigenvalue_copying(rows: Float[Tensor, "d_vocab k"], columns: Float[Tensor, 
     the factors are (W_E W_V, W_O W_U), of a QK circuit (W_E W_Q, (W_E W_K)ᵀ); a sum of two circuits has
     the factors of both side by side, and so a product of 2 x 2 blocks. 0 where every eigenvalue is.
     """
-    eigenvalues = torch.linalg.eigvals(columns.double() @ rows.double())
+    parts = zip(columns.split(8192, 1), rows.split(8192), strict=True)  # so that no copy is whole
+    eigenvalues = torch.linalg.eigvals(sum(c.double() @ r.double() for c, r in parts))
     total = eigenvalues.abs().sum()
     return (eigenvalues.real.sum() / total).item() if total else 0.0
 
