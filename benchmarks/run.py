@@ -72,7 +72,7 @@ class Bench:
         kept = {name: value for name, value in os.environ.items() if name not in offline}
         url = hub.stdout.readline().strip()
         self.environment = kept | {"HF_HOME": str(folder / "hf"), "HF_ENDPOINT": url, "HF_TOKEN": ""}
-        self.environment["OMP_WAIT_POLICY"] = "PASSIVE"  # as the scripts set it: for all alike
+        self.environment["GOMP_SPINCOUNT"] = "10000"  # as the scripts set it: for all alike
 
     def run(self, *command: object, expected: tuple[int, ...] = (0,)) -> Run:
         """Run python on `command`. Raises RuntimeError, with its stderr, where its status is not expected."""

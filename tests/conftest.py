@@ -9,9 +9,7 @@ import os
 
 import jaxtyping
 
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "PASSIVE"
-)  # before torch is there: threads that wait leave the processor
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch is there: as the scripts set it
 
 jaxtyping.install_import_hook("circuits", "beartype.beartype")
 
