@@ -276,7 +276,7 @@ def importing(script: str) -> Iterator[None]:
 
 
 def _script(part: str) -> str:
-    """ "__main__" where the part's script is what Python was started with, and not a caller's session."""
+    """What `importing` is told: that the script runs, or that another program has called it."""
     return "__main__" if Path(sys.argv[0]).name == f"circuits_{part}.py" else ""
 
 
