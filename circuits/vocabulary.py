@@ -117,7 +117,9 @@ def own_place(
     least, clear = own - slack, own + slack
     ahead = torch.zeros(len(rows), dtype=torch.int64)
     near = torch.zeros_like(ahead)
-    alive, start, width = torch.arange(len(rows)), 0, block or TILE
+    silent = slack == 0  # a row, or a table, of zeros: of its equal scores the first come first
+    ahead[silent] = tokens[silent].long()
+    alive, start, width = (~silent).nonzero().squeeze(1), 0, block or TILE
     while start < columns.shape[1] and len(alive):
         here, left = columns[:, start : start + width], []
         for some in alive.split(TOKENS):

@@ -81,6 +81,23 @@ def test_a_head_that_was_pruned_is_taken_apart_too(part, monkeypatch, capsys):
         assert q["5.W_OV.rank"] == q["5.overlap.heads"][1] == q["7.eigenvalue_copying.OV.heads"][1] == 0
 
 
+@pytest.mark.parametrize("part", PARTS)
+def test_a_model_of_zeros_is_taken_apart_too(part, monkeypatch, capsys):
+    """Every logit is zero, and so no head has a part of one."""
+    whole = make
+    monkeypatch.setitem(globals(), "make", lambda *a, **k: zeroed(whole(*a, **k)))
+    report = explored(part, "attention only")
+    assert report.conclude(), capsys.readouterr().out
+    if part == "part1":
+        assert report.quantities["3.logit"] == report.quantities["3.largest_head_fraction"] == 0
+
+
+def zeroed(model):
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    return model
+
+
 def forget_mlp_bias(monkeypatch):
     whole = residual.pieces
     monkeypatch.setattr(residual, "pieces", lambda *a: {n: x for n, x in whole(*a).items() if n != "b_out.0"})

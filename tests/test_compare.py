@@ -72,6 +72,8 @@ def test_a_quantity_that_only_one_has_differs(differing, capsys, kind, id):
 def test_noise_must_stay_within_its_limit(differing):
     assert differing("noise", **{"3.max_sum_error": {"measured": 2e-5, "limit": 2.4e-5}}) == 0
     assert differing("noise", **{"3.max_sum_error": {"measured": 3e-5, "limit": 2.4e-5}}) == 1
+    # nor does a limit of its own excuse it
+    assert differing("noise", **{"3.max_sum_error": {"measured": 3e-5, "limit": 1e-3}}) == 1
 
 
 def toy(folder, **changes):
